@@ -9,12 +9,12 @@ et al. (arXiv 2211.17192); verification by equality of coupled samples (Daliri, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from headway.engine.execution.host_ring import HostRing
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.inputs import ForwardInputs, RowTokens, concatenate, inputs_of
 from headway.engine.sampling.sampler import pick_tokens, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
@@ -57,16 +57,16 @@ class Forwarded:
     window: RoundWindow  # the tokens to be verified
     inputs: ForwardInputs  # of these tokens alone
     next_positions: torch.Tensor  # [R] int64: of the first token that is sampled in each row
-    hidden: torch.Tensor  # [R * W, hidden]
+    states: TargetStates  # of R * W tokens
     logits: torch.Tensor  # [R, W, vocab]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedPrompts:
-    """The prompt tokens of a step, and their hidden states."""
+    """The prompt tokens of a step, and what the target leaves of them."""
 
     tokens: PromptTokens
-    hidden: torch.Tensor  # [tokens, hidden]
+    states: TargetStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,21 @@ def forward_half(
     tells_drafts: the host gets the drafts by the draft ring before the target model runs."""
     if rows is None:
         assert prompts is not None, "a step has rows or prompts"
-        hidden = context.model.forward(prompts.inputs, context.pool)
-        return HalfStep(None, ForwardedPrompts(prompts, hidden))
+        states = context.model.forward(prompts.inputs, context.pool, context.drafter.taps)
+        return HalfStep(None, ForwardedPrompts(prompts, states))
     packed = rows.last_tokens.new_empty(NUM_STAMPS + len(rows.last_tokens) * (depth + 2))
     window = _open_window(context, rows, depth, packed)
     if tells_drafts and depth > 0:
         _tell_drafts(context, window)
     by_row = RowTokens(rows.state_ids, *window.token_ids.shape)
     inputs = inputs_of(window, rows.granted_block_ids, by_row)
-    hidden, forwarded_prompts = _forward(context, inputs, prompts)
+    states, forwarded_prompts = _forward(context, inputs, prompts)
     next_positions = window.next_positions
     if forwarded_prompts is not None:
-        next_positions = _lend_windows(forwarded_prompts, hidden, next_positions)
-    logits = context.model.logits(hidden).view(*window.token_ids.shape, -1)
+        next_positions = _lend_windows(forwarded_prompts, states.last, next_positions)
+    logits = context.model.logits(states.last).view(*window.token_ids.shape, -1)
     stamp(packed[2:4])
-    forwarded = Forwarded(rows, packed, window, inputs, next_positions, hidden, logits)
+    forwarded = Forwarded(rows, packed, window, inputs, next_positions, states, logits)
     return HalfStep(forwarded, forwarded_prompts)
 
 
@@ -182,8 +182,8 @@ def sample_half(
         if context.ring is not None:
             context.ring.deliver(outcome.packed, time_index=END_STAMP)
     if half.prompts is not None:
-        prompt_hidden = half.prompts.hidden
-        context.drafter.observe_prompts(half.prompts.tokens, prompt_hidden)
+        prompt_hidden = half.prompts.states.last
+        context.drafter.observe_prompts(half.prompts.tokens, half.prompts.states)
     return StepOutcome(outcome, prompt_hidden)
 
 
@@ -208,15 +208,17 @@ def _tell_drafts(context: StepContext, window: RoundWindow) -> None:
 
 def _forward(
     context: StepContext, inputs: ForwardInputs, prompts: PromptTokens | None
-) -> tuple[torch.Tensor, ForwardedPrompts | None]:
-    """Returns the hidden states of the round's tokens and the prompts with theirs, of one forward pass."""
+) -> tuple[TargetStates, ForwardedPrompts | None]:
+    """Returns what the target leaves of the round's tokens and the prompts with theirs, of one forward
+    pass."""
+    taps = context.drafter.taps
     if prompts is None:
-        return context.model.forward(inputs, context.pool), None
-    states = context.model.forward(concatenate(inputs, prompts.inputs), context.pool)
-    num_tokens = len(inputs.token_ids)
+        return context.model.forward(inputs, context.pool, taps), None
+    both = context.model.forward(concatenate(inputs, prompts.inputs), context.pool, taps)
+    of_round, of_prompts = both.split(len(inputs.token_ids))
     # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's
     # part.
-    return states[:num_tokens], ForwardedPrompts(prompts, states[num_tokens:].clone())
+    return of_round, ForwardedPrompts(prompts, replace(of_prompts, last=of_prompts.last.clone()))
 
 
 def _lend_windows(
@@ -233,7 +235,7 @@ def _lend_windows(
     last_places = prompts.tokens.last_places_by_row(len(next_positions))
     has_prompt, places = last_places >= 0, last_places.clamp(min=0)
     first = hidden.view(len(places), -1, hidden.shape[1])[:, 0]
-    first.copy_(torch.where(has_prompt[:, None], prompts.hidden[places], first))
+    first.copy_(torch.where(has_prompt[:, None], prompts.states.last[places], first))
     return torch.where(has_prompt, prompts.tokens.inputs.positions[places] + 1, next_positions)
 
 
@@ -262,7 +264,7 @@ def _finish_round(
         rows.state(), window, sampled, size, broken=broken, out=emitted_of(packed, depth)
     )
     context.model.commit(forwarded.inputs, emitted[:, 0], context.pool)
-    context.drafter.observe_round(rows, window, forwarded.hidden)
+    context.drafter.observe_round(rows, window, forwarded.states)
     if rows.adjustments is not None:
         count_tokens(sampled, emitted[:, 0], rows.adjustments)
     return RoundOutcome(packed, depth, logits if keeps_logits else None)

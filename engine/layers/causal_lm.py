@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from headway.engine.layers.decoder import DecoderLayer, run_layers
@@ -16,6 +19,25 @@ from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import StateSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStates:
+    """The hidden states that a forward pass leaves to the output layer and to a drafter.
+
+    last: before the final norm. taps: the residual stream as it enters some layers, in their order.
+    """
+
+    last: torch.Tensor  # [tokens, hidden]
+    taps: tuple[torch.Tensor, ...] = ()  # [tokens, hidden] each
+
+    def split(self, count: int) -> tuple[TargetStates, TargetStates]:
+        """Returns those of the first tokens and those of the others, in the same memory."""
+        first, second = (
+            TargetStates(self.last[part], tuple(tap[part] for tap in self.taps))
+            for part in (slice(count), slice(count, None))
+        )
+        return first, second
 
 
 class CausalLM:
@@ -80,12 +102,24 @@ class CausalLM:
         """Those whose results decide about the text: all but the drafts'."""
         return *(linear for layer in self.layers for linear in layer.linears()), self.lm_head
 
-    def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
-        """Returns the residual stream before the final norm, [tokens, hidden]."""
+    def forward(self, inputs: ForwardInputs, pool: StatePool, taps: Sequence[int] = ()) -> TargetStates:
+        """Runs all layers.
+
+        taps: ascending indices of layers, from 1 on; the stream is copied as it enters them, which changes no
+        other result.
+        """
+        assert all(0 < tap < len(self.layers) for tap in taps), (
+            f"taps {tuple(taps)} of {len(self.layers)} layers"
+        )
         stream = ResidualStream.of_tokens(inputs.token_ids, self.embedding, self.spec.residual_scale)
         states = [pool.layer(index) for index in range(len(self.layers))]
-        run_layers(self.layers, states, stream, inputs)
-        return stream.sum()
+        tapped, first = [], 0
+        for tap in taps:
+            run_layers(self.layers[first:tap], states[first:tap], stream, inputs)
+            tapped.append(stream.tap())
+            first = tap
+        run_layers(self.layers[first:], states[first:], stream, inputs)
+        return TargetStates(stream.sum(), tuple(tapped))
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, pool: StatePool) -> None:
         """Brings the layers' state to what it is after the accepted tokens alone.
@@ -97,5 +131,5 @@ class CausalLM:
                 self.layers[index].mixer.commit(inputs, accepted, states)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [n, hidden] of `forward`. Returns [n, vocab]."""
+        """hidden: [n, hidden], the last states of `forward`. Returns [n, vocab]."""
         return self.lm_head(self.final_norm(hidden))

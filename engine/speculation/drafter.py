@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import RoundWindow
@@ -39,29 +40,28 @@ class PromptTokens:
 class Drafter(Protocol):
     """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph.
 
-    leaves_pending: whether rounds without drafts leave pairs pending, so that it has to catch up.
+    leaves_pending: whether rounds without drafts leave pairs pending, so that it has to catch up. taps: the
+    layers of the target at whose entrance it reads the residual stream, besides the last state; see
+    `CausalLM.forward`.
     """
 
     leaves_pending: bool
+    taps: tuple[int, ...]
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding.
         depth: 1 or more."""
         ...
 
-    def observe_prompts(
-        self,
-        prompts: PromptTokens,
-        hidden: torch.Tensor,  # [tokens, hidden], of the target's `forward`
-    ) -> None:
-        """Sees every prompt token that the target computed."""
+    def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
+        """Sees every prompt token that the target computed, with what the target left of it."""
         ...
 
     def observe_round(
         self,
         rows: RowTensors,
         window: RoundWindow,
-        hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the target's `forward`
+        states: TargetStates,  # of rows * (depth + 1) tokens
     ) -> None:
         """Sees the tokens of a round, at depth 0, too, after they were verified."""
         ...
@@ -76,14 +76,15 @@ class NoDrafter:
     """Never drafts and keeps nothing."""
 
     leaves_pending = False
+    taps: tuple[int, ...] = ()
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         raise AssertionError("nothing drafts: depth must be 0")
 
-    def observe_prompts(self, prompts: PromptTokens, hidden: torch.Tensor) -> None:
+    def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
         """Keeps nothing of them."""
 
-    def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
+    def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
         """Keeps nothing of it."""
 
     def catch_up(self, rows: RowTensors) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.inputs import ForwardInputs, inputs_of
 from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.speculation.drafter import PromptTokens
@@ -43,6 +43,7 @@ class MtpDrafter:
     block_carries, and of the columns pending_hidden, chunk_hidden and carries of the rows."""
 
     leaves_pending = True
+    taps: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -97,19 +98,19 @@ class MtpDrafter:
             self._pick(rows, carry, window.next_positions, drafts, step)
         return drafts.T
 
-    def observe_prompts(self, prompts: PromptTokens, hidden: torch.Tensor) -> None:
+    def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
         """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does
         not exist."""
         rows, inputs = self._rows, prompts.inputs
-        states = self._head.draft_hidden(hidden)
+        hidden = self._head.draft_hidden(states.last)
         own = rows.chunk_hidden.index_select(0, prompts.rows)
         before = torch.where((prompts.hits < 0)[:, None], own, self._block_hidden[prompts.hits])
-        previous = states.roll(1, 0).index_copy_(0, prompts.first_places, before)
-        last = states.index_select(0, prompts.last_places)
+        previous = hidden.roll(1, 0).index_copy_(0, prompts.first_places, before)
+        last = hidden.index_select(0, prompts.last_places)
         rows.chunk_hidden.index_copy_(0, prompts.rows, last)
         # The first pair of a row that begins to decode is (the last one, the token sampled after it).
         rows.pending_hidden[:, 0].index_copy_(0, prompts.rows, last)
-        self._pool.keep_hidden(inputs.slot_mapping, states)
+        self._pool.keep_hidden(inputs.slot_mapping, hidden)
         if self._head.num_layers > 1:
             inputs = _with_host_lengths(inputs)
         first = _from_position(inputs, 1)
@@ -131,11 +132,11 @@ class MtpDrafter:
         self._pool.keep_carry(layer - 1, prompts.inputs.slot_mapping, carries)
         return carries.roll(1, 0).index_copy_(0, prompts.first_places, before)
 
-    def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
+    def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
         """(h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass."""
         num_rows, width = window.token_ids.shape
         store_pending_states(
-            self._head.draft_hidden(hidden).view(num_rows, width, -1),
+            self._head.draft_hidden(states.last).view(num_rows, width, -1),
             rows.prefill_status,
             window.slot_mapping,
             rows.pending_counts,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
@@ -32,6 +33,7 @@ class NgramDrafter:
     """Drafts for every model. Mutable: it is the only writer of the token ids in the pool."""
 
     leaves_pending = False
+    taps: tuple[int, ...] = ()
 
     def __init__(self, pool: StatePool) -> None:
         self._token_ids = pool.drafter[TOKEN_IDS]
@@ -40,11 +42,11 @@ class NgramDrafter:
         """[rows, depth] int64: drafts for positions L+1 .. L+depth of each row, 0 for padding."""
         return propose_ngram(rows.state(), self._token_ids, depth, MAX_NGRAM)
 
-    def observe_prompts(self, prompts: PromptTokens, hidden: torch.Tensor) -> None:
+    def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
         """Stores the tokens of the chunks."""
         store_tokens(prompts.inputs.token_ids, prompts.inputs.slot_mapping, self._token_ids)
 
-    def observe_round(self, rows: RowTensors, window: RoundWindow, hidden: torch.Tensor) -> None:
+    def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
         """Stores the tokens of a round's window. Rejected ones are overwritten before the row is that long
         again."""
         store_tokens(window.token_ids.flatten(), window.slot_mapping.flatten(), self._token_ids)

@@ -7,7 +7,7 @@ A Markov chain stands in for the model, so that the law of every token and pair 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -15,6 +15,7 @@ import torch
 from scipy.stats import chisquare
 
 from headway.engine.execution.step import StepContext, run_step
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.speculation.mtp import MtpDrafter
 from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
@@ -64,8 +65,8 @@ class MarkovChain:
         self.target = torch.randn(VOCAB, VOCAB, generator=generator)
         self.draft_head = MarkovHead(0.5 * self.target + torch.randn(VOCAB, VOCAB, generator=generator))
 
-    def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
-        return one_hot(inputs)
+    def forward(self, inputs: ForwardInputs, pool: StatePool, taps: Sequence[int]) -> TargetStates:
+        return TargetStates(one_hot(inputs))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.target

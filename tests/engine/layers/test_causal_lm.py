@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from headway_testing.paged import PagedSequences
+from headway_testing.families import tiny_model
+from headway_testing.paged import PagedSequences, load
 
 Pair = Callable[..., SimpleNamespace]
 
@@ -54,3 +56,22 @@ def test_sequences_side_by_side_do_not_mix(pair: Pair, tokens: torch.Tensor) -> 
 def test_a_folder_without_a_head_reports_none(pair: Pair) -> None:
     model = pair("grouped", with_head=False).model
     assert (model.draft_head is not None, len(model.state())) == (False, 3)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3_5ForCausalLM"])
+def test_taps_are_transformers_states_and_change_no_bit(
+    architecture: str, tokens: torch.Tensor, tmp_path: Path
+) -> None:
+    """Tap i is the residual stream that enters layer i."""
+    theirs = tiny_model(architecture, num_hidden_layers=4)
+    theirs.save_pretrained(tmp_path)
+    model, spans, taps = load(tmp_path), [(0, 0, len(tokens))], (1, 3)
+    found = []
+    for some in ((), taps):
+        sequences = PagedSequences(model, 1, len(tokens))
+        found.append(model.forward(sequences.inputs(spans, tokens), sequences.pool, some))
+    assert torch.equal(found[0].last, found[1].last)
+    with torch.no_grad():
+        states = theirs(tokens[None], use_cache=False, output_hidden_states=True).hidden_states
+    for tap, state in zip(taps, found[1].taps, strict=True):
+        assert (state - states[tap][0]).abs().max() < 1e-4

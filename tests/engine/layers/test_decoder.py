@@ -171,7 +171,7 @@ def test_fused_products_attend_prompts_as_single_launches_do(
         fuse(monkeypatch, answer)
         sequences = PagedSequences(model, 3, 40)
         hidden = [
-            model.forward(as_chunks(sequences.inputs(spans, tokens[:count])), sequences.pool)
+            model.forward(as_chunks(sequences.inputs(spans, tokens[:count])), sequences.pool).last
             for spans, count in (([(0, 0, 11), (1, 0, 11)], 22), ([(0, 11, 7), (1, 11, 20), (2, 0, 5)], 32))
         ]
         results.append((*hidden, *sequences.pool.by_block()))

@@ -115,7 +115,7 @@ def recomputed(model: CausalLM, prompt: list[int], generated: list[int]) -> list
         batch = QueryBatch.of_windows(table, torch.tensor([start]), len(tokens))
         rows = RowTokens(one, chunks=ChunkTokens(TokenSpans(one, one, length, one + start > 0)))
         inputs = ForwardInputs(torch.tensor(tokens), places, places, (batch,), rows)
-        found += model.logits(model.forward(inputs, pool)).argmax(-1).tolist()
+        found += model.logits(model.forward(inputs, pool).last).argmax(-1).tolist()
         start += len(tokens)
     return found[len(prompt) - 1 : -1]
 

@@ -101,7 +101,7 @@ def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
         BLOCK_SIZE,
     )
     with torch.inference_mode():
-        hidden = model.forward(inputs, pool)[len(token_ids) - 1 : len(token_ids)]
+        hidden = model.forward(inputs, pool).last[len(token_ids) - 1 : len(token_ids)]
         return model.logits(hidden)[0]
 
 

@@ -51,8 +51,8 @@ class PagedSequences:
         self.block_table = order.view(num_rows, per_row)  # [rows, blocks of a row] int64
 
     def forward(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> torch.Tensor:
-        """tokens: [all tokens of the spans] int64. Returns [all tokens, hidden]."""
-        return self.model.forward(self.inputs(spans, tokens), self.pool)
+        """tokens: [all tokens of the spans] int64. Returns the last states, [all tokens, hidden]."""
+        return self.model.forward(self.inputs(spans, tokens), self.pool).last
 
     def draft(
         self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
