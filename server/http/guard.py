@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.server.base.errors import RETRY_AFTER, ApiError, ErrorResponse, is_messages
 from headway.server.base.worker_pool import CLIENT
 from headway.server.http.keys import Keys, credentials
+from headway.server.http.page import PAGE_PATHS
 from headway.server.http.sites import Sites
-from headway.server.routes.dashboard import PAGE_PATHS
 
 REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.server.routes.dashboard import PAGE_PATHS
+from headway.server.http.page import PAGE_PATHS
 
 METHODS = ("GET", "HEAD")
 PATHS = PAGE_PATHS | {

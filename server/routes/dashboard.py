@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,22 +10,11 @@ from starlette.responses import Response
 from headway import __version__
 from headway.server.base.errors import ApiError
 from headway.server.engine.client import State
+from headway.server.http.page import FILES, MEDIA_TYPES
 from headway.server.requests.services import Services, max_draft_tokens, services_of
 from headway.server.telemetry.history import QUANTILES, Point
 
 router = APIRouter()
-MEDIA_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-FILES = {
-    entry.name: entry.read_bytes()
-    for entry in files("headway.server").joinpath("dashboard").iterdir()
-    if entry.name.rpartition(".")[2] in MEDIA_TYPES
-}
-PAGE_PATHS = frozenset({"/dashboard", *(f"/dashboard/{name}" for name in FILES)})
 HEADERS = {
     "Cache-Control": "no-cache",
     # uPlot sets styles by script, which needs no exception; nothing is loaded from elsewhere.
