@@ -28,7 +28,7 @@ from headway.server.cli.inspection import ModelReport
 from headway.server.engine import inspector as engine_inspector
 from headway.server.engine.inspector import EngineInspector
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class InProcess:

@@ -18,7 +18,7 @@ from headway.server.http.keys import Keys
 from headway.server.requests.services import Services
 from headway.server.telemetry.history import Point
 
-FOLDER = Path(__file__).parents[2] / "server/dashboard"
+FOLDER = Path(__file__).parents[3] / "server/dashboard"
 
 
 async def test_the_page_and_all_that_it_names_are_served(client: httpx.AsyncClient) -> None:

@@ -27,7 +27,7 @@ from headway.server.engine.client import State
 from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import ENDPOINTS, STATUSES, Metrics, endpoint_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:

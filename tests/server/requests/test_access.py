@@ -274,7 +274,7 @@ async def test_what_succeeds_has_no_error_code(client: httpx.AsyncClient, lines:
 
 
 def test_the_codes_of_the_counter_are_those_of_the_code() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     trees = [
         ast.parse(path.read_text()) for part in ("server", "engine") for path in (root / part).rglob("*.py")
     ]

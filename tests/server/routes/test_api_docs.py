@@ -15,7 +15,7 @@ from headway.server.protocol import chat, completions, messages_api, parameters,
 from headway.server.protocol.unserved import Group
 from headway.server.requests.body import BODY_SECONDS
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 PAGE = (TESTS.parent / "docs/api.md").read_text()
 KINDS = {"completions": completions.CompletionRequest, "chat": chat.ChatRequest}
 
