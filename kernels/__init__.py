@@ -3,9 +3,9 @@
 CUDA tensors run through Triton, CPU tensors through the twin. The kernels know tensors only, no requests or
 models.
 
-A decode round launches `prepare_verify_inputs` and `verify_and_rewind` on the GPU; they and the separate
-operations `advance`, `verify_speculative_tokens`, `prepare_next_forward_pass` and `rewind_kv_cache` are built
-from the same Triton device functions.
+A decode round launches `verify_and_rewind` on the GPU; it and the separate operations
+`verify_speculative_tokens`, `prepare_next_forward_pass` and `rewind_kv_cache` are built from the same Triton
+device functions.
 """
 
 from headway.kernels.attention.api import attention
@@ -21,9 +21,7 @@ from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
 from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
-from headway.kernels.elementwise.kv_append import kv_append
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
-from headway.kernels.elementwise.rope import rope
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
 from headway.kernels.elementwise.silu_mul import silu_mul
@@ -54,7 +52,6 @@ from headway.kernels.runtime._precompile import compile_in_workers
 from headway.kernels.sampling.mask_logits import mask_logits
 from headway.kernels.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.sampling.sample import gumbel_noise, sample
-from headway.kernels.speculation.advance import advance
 from headway.kernels.speculation.begin_decode import begin_decode
 from headway.kernels.speculation.force_acceptance import force_acceptance
 from headway.kernels.speculation.open_drafts import open_drafts
@@ -113,7 +110,6 @@ __all__ = [
     "Weight",
     "add_rms_norm",
     "adds_residual",
-    "advance",
     "attention",
     "begin_decode",
     "can_be_packed",
@@ -133,7 +129,6 @@ __all__ = [
     "gumbel_noise",
     "has_float8_products",
     "keep_sums_whole",
-    "kv_append",
     "least_packed_rows",
     "library_is_ordered",
     "linear",
@@ -156,7 +151,6 @@ __all__ = [
     "reserve_workspace",
     "rewind_kv_cache",
     "rms_norm",
-    "rope",
     "rope_append",
     "rows_of_each_kernel",
     "sample",

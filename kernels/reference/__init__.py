@@ -4,9 +4,7 @@ from headway.kernels.reference.attention.paged_attention import paged_attention
 from headway.kernels.reference.attention.prefill_attention import prefill_attention
 from headway.kernels.reference.attention.varlen_attention import varlen_attention
 from headway.kernels.reference.elementwise.gated_rms_norm import gated_rms_norm
-from headway.kernels.reference.elementwise.kv_append import kv_append
 from headway.kernels.reference.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
-from headway.kernels.reference.elementwise.rope import rope
 from headway.kernels.reference.elementwise.rope_append import rope_append
 from headway.kernels.reference.elementwise.sigmoid_mul import sigmoid_mul
 from headway.kernels.reference.elementwise.silu_mul import silu_mul
@@ -24,7 +22,6 @@ from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.reference.sampling.mask_logits import mask_logits
 from headway.kernels.reference.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.reference.sampling.sample import gumbel_noise, sample
-from headway.kernels.reference.speculation.advance import advance
 from headway.kernels.reference.speculation.begin_decode import begin_decode
 from headway.kernels.reference.speculation.force_acceptance import force_acceptance
 from headway.kernels.reference.speculation.open_drafts import open_drafts
@@ -44,7 +41,6 @@ from headway.kernels.reference.transfer.stream_read import stream_read
 __all__ = [
     "add_linear",
     "add_rms_norm",
-    "advance",
     "batch_invariant_linear",
     "begin_decode",
     "convolve_chunks",
@@ -59,7 +55,6 @@ __all__ = [
     "gated_linear",
     "gated_rms_norm",
     "gumbel_noise",
-    "kv_append",
     "mamba_state_selective_copy",
     "mask_logits",
     "open_drafts",
@@ -73,7 +68,6 @@ __all__ = [
     "quantized_linear",
     "rewind_kv_cache",
     "rms_norm",
-    "rope",
     "rope_append",
     "sample",
     "screened_linear",

@@ -1,8 +1,8 @@
-"""Device functions of verification, preparation, rewind and advance.
+"""Device functions of verification, preparation and rewind.
 
-The public kernels (`verify`, `prepare`, `rewind`, `advance`) and the two fused kernels that a decode round
-launches (`prepare_verify_inputs`, `verify_and_rewind`) are both built from these functions, so that there is
-one code for each rule. Every argument that is not a pointer or a constant is a block with one lane per row.
+The public kernels (`verify`, `prepare`, `rewind`) and the fused kernel that a decode round launches
+(`verify_and_rewind`) are both built from these functions, so that there is one code for each rule.
+Every argument that is not a pointer or a constant is a block with one lane per row.
 """
 
 from __future__ import annotations
@@ -63,39 +63,3 @@ def rewind_row(
     previous = tl.load(entry_ptr - column_stride, mask=falls_back & (count > 0), other=-1)
     tl.store(last_id_ptr + row, previous, mask=falls_back)
     return falls_back
-
-
-@jit
-def advance_row(
-    row: tl.tensor,
-    length: tl.tensor,
-    is_live: tl.tensor,
-    length_ptr: tl.tensor,
-    offset_ptr: tl.tensor,
-    count_ptr: tl.tensor,
-    last_id_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    column_stride: tl.tensor,
-    granted_ptr: tl.tensor,
-    granted_row_stride: tl.tensor,
-    granted_column_stride: tl.tensor,
-    max_blocks: tl.tensor,
-    DEPTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-) -> None:
-    """Counts the DEPTH + 1 tokens of a window into the rows that are live and gives them the granted block
-    they reach."""
-    new_length = length + DEPTH + 1
-    tl.store(length_ptr + row, new_length, mask=is_live)
-    tl.store(offset_ptr + row, (new_length - 1) % BLOCK_SIZE, mask=is_live)
-    count = tl.load(count_ptr + row, mask=is_live, other=0).to(tl.int64)
-    new_count = (length + DEPTH) // BLOCK_SIZE + 1
-    # A window takes at most one block, because DEPTH < BLOCK_SIZE: the one at the old count.
-    takes_block = is_live & (new_count > count)
-    is_inside = takes_block & (count < max_blocks)
-    granted_ptr += row * granted_row_stride + count * granted_column_stride
-    granted = tl.load(granted_ptr, mask=is_inside, other=-1)
-    tl.store(table_ptr + row * row_stride + count * column_stride, granted, mask=is_inside)
-    tl.store(last_id_ptr + row, granted, mask=takes_block)
-    tl.store(count_ptr + row, new_count, mask=takes_block)

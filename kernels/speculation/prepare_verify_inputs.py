@@ -10,7 +10,6 @@ from headway.kernels.reference.speculation.prepare_verify_inputs import (
 )
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
-from headway.kernels.speculation._device_functions import advance_row
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 _ROWS, _WARPS = 32, 1
@@ -83,20 +82,57 @@ def _open_kernel(
         tl.store(slot_ptr + cell, tl.where(is_valid, slot, -1), mask=is_row)
         tl.store(valid_ptr + cell, is_valid, mask=is_row)
 
-    advance_row(
-        row, length, is_live, length_ptr, offset_ptr, count_ptr, last_id_ptr, table_ptr, table_stride, 1,
-        granted_ptr, granted_stride, 1, max_blocks, DEPTH, BLOCK_SIZE,
+    _advance_row(
+        row, length, is_live, length_ptr, offset_ptr, count_ptr, last_id_ptr, table_ptr, table_stride,
+        granted_ptr, granted_stride, max_blocks, DEPTH, BLOCK_SIZE,
     )  # fmt: skip
 
 
+@jit
+def _advance_row(
+    row: tl.tensor,
+    length: tl.tensor,
+    is_live: tl.tensor,
+    length_ptr: tl.tensor,
+    offset_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    last_id_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    table_stride: tl.tensor,
+    granted_ptr: tl.tensor,
+    granted_stride: tl.tensor,
+    max_blocks: tl.tensor,
+    DEPTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Counts the DEPTH + 1 tokens of a window into the rows that are live and gives them the granted block
+    they reach."""
+    new_length = length + DEPTH + 1
+    tl.store(length_ptr + row, new_length, mask=is_live)
+    tl.store(offset_ptr + row, (new_length - 1) % BLOCK_SIZE, mask=is_live)
+    count = tl.load(count_ptr + row, mask=is_live, other=0)
+    new_count = (length + DEPTH) // BLOCK_SIZE + 1
+    # A window takes at most one block, because DEPTH < BLOCK_SIZE: the one at the old count.
+    takes_block = is_live & (new_count > count)
+    is_inside = takes_block & (count < max_blocks)
+    granted_ptr += row * granted_stride + count
+    granted = tl.load(granted_ptr, mask=is_inside, other=-1)
+    tl.store(table_ptr + row * table_stride + count, granted, mask=is_inside)
+    tl.store(last_id_ptr + row, granted, mask=takes_block)
+    tl.store(count_ptr + row, new_count, mask=takes_block)
+
+
 def prepare_verify_inputs(
-    rows: RowState,  # lengths, blocks and prefill_status in place, as by `advance`
+    rows: RowState,  # lengths, blocks and prefill_status in place
     drafts: torch.Tensor,  # [N, S] int64
     block_size_tokens: int,
     *,
     out: RoundWindow | None = None,
 ) -> RoundWindow:
-    """The window [t_L, d_1 .. d_S] of each row; a draft beyond the row's limit or depth cap is not valid."""
+    """Returns the window [t_L, d_1 .. d_S] of each row, and counts its tokens into each row that is live.
+
+    A draft beyond the row's limit or depth cap is not valid.
+    """
     if not takes_triton(drafts):
         return prepare_verify_inputs_twin(rows, drafts, block_size_tokens, out=out)
     num_rows, depth = drafts.shape

@@ -341,16 +341,6 @@ def layer_lines(tokens: int) -> Iterator[Line]:
     error = relative_error(kernels.silu_mul(gate_up), reference.silu_mul(gate_up.double()))
     time = microseconds([lambda: kernels.silu_mul(gate_up)], 4)
     yield Line("silu_mul", case, time, 6 * tokens * INTERMEDIATE, "read", error)
-    key, value = (randn(tokens, KV_HEADS, HEAD_DIM) for _ in range(2))
-    caches = [
-        torch.full((tokens, BLOCK_SIZE, KV_HEADS, HEAD_DIM), torch.nan, device="cuda").bfloat16()
-        for _ in "kv"
-    ]
-    slots = torch.randperm(tokens * BLOCK_SIZE, device="cuda")[:tokens]
-    kernels.kv_append(key, value, *caches, slots)
-    error = relative_error(caches[1].flatten(0, 1)[slots], value)
-    time = microseconds([lambda: kernels.kv_append(key, value, *caches, slots)], 4)
-    yield Line("kv_append", case, time, 8 * tokens * KV_HEADS * HEAD_DIM, "read", error)
     yield rope_append_line(tokens)
 
 
@@ -361,8 +351,8 @@ def rope_append_line(tokens: int) -> Line:
     cos_sin, positions = torch.rand(2 * tokens, HEAD_DIM, device="cuda"), torch.arange(tokens, device="cuda")
     caches = poisoned(2, tokens, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     slots = torch.randperm(tokens * BLOCK_SIZE, device="cuda")[:tokens]
-    expected = query.double(), key.double()
-    reference.rope(*expected, positions, cos_sin.double())
+    expected = query.double(), key.double(), value.double()
+    reference.rope_append(*expected, positions, cos_sin.double(), *caches.double(), slots)
 
     def launch() -> None:
         kernels.rope_append(query, key, value, positions, cos_sin, *caches, slots)
@@ -404,21 +394,10 @@ def bookkeeping_lines(rows: int) -> Iterator[Line]:
     wrong = float((buffers[2].cpu() != twin[1].view(rows, WINDOW)[:, 1:].sum(1)).double().mean())
     yield Line("prepare_next_forward_pass", case, time, 50 * tokens[0].numel(), "read", wrong)
 
-    length, status = (
-        torch.ones(rows, dtype=torch.int64, device="cuda"),
-        torch.zeros(rows, device="cuda").long(),
-    )
+    length, status = torch.full((rows,), WINDOW + 1, device="cuda"), torch.zeros(rows, device="cuda").long()
     granted = torch.arange(rows * blocks, device="cuda").view(rows, blocks)
     used = torch.where(torch.arange(blocks, device="cuda") == 0, granted, -1)
-    state = length, length - 1, length.clone(), used[:, 0].clone(), used
-    rest = granted, length * 0 + blocks * BLOCK_SIZE, status, depth, BLOCK_SIZE
-    copied = [tensor.cpu() for tensor in state]
-    kernels.advance(*state, *rest)
-    reference.advance(*copied, *(value.cpu() if isinstance(value, torch.Tensor) else value for value in rest))
-    wrong = max(float((a.cpu() != b).double().mean()) for a, b in zip(state, copied, strict=True))
-    time = microseconds([lambda: kernels.advance(*state, *rest)], 3)
-    yield Line("advance", case, time, 8 * 12 * rows, "read", wrong)
-    ordered = state[1], state[0], *state[2:]
+    ordered = length - 1, length, torch.ones_like(length), used[:, 0].clone(), used
     accepted = torch.arange(rows, device="cuda") % WINDOW
     own_rows, twin_rows = [t.clone() for t in ordered], [t.cpu() for t in ordered]
     kernels.rewind_kv_cache(accepted, status, *own_rows, depth, BLOCK_SIZE)

@@ -537,12 +537,6 @@ CASES = [
                 BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": True},
             ),
             Case(
-                "advance",
-                "_advance_kernel",
-                pointers("length offset count last_id table granted limit prefill"),
-                BOOKKEEPING | {"DEPTH": depth, "ACTIVE_IS_POINTER": False},
-            ),
-            Case(
                 "prepare_verify_inputs",
                 "_open_kernel",
                 pointers("last_token length limit cap offset count last_id table granted prefill draft")
@@ -690,12 +684,6 @@ CASES = [
                 )
                 for has_residual, unit_offset, block in ((False, False, 1024), (True, True, 8192))
             ),
-            Case(
-                "rope",
-                "_rope_kernel",
-                pointers("query key", kind) | {"position_ptr": "*i64", "table_ptr": "*fp32"},
-                {"HEADS": 32, "HALF": 64, "OVERLAPS": True},
-            ),
             *(
                 Case(
                     "rope_append",
@@ -796,12 +784,6 @@ CASES = [
                     divisible=DELTA,
                 )
                 for is_span in (False, True)
-            ),
-            Case(
-                "kv_append",
-                "_append_kernel",
-                pointers("key value key_cache value_cache", kind) | {"slot_ptr": "*i64"},
-                {"BLOCK": 1024, "OVERLAPS": True},
             ),
         )
     ),

@@ -33,13 +33,9 @@ TESTS: dict[str, Callable[[], None]] = {
     "verify": lambda: load("verify").test_every_pattern_of_agreement_at_depth_4(CPU),
     "prepare": lambda: load("prepare").test_random_batches(3, 17, 4, torch.int64, False, CPU),
     "rewind": lambda: load("rewind").test_one_row_in_its_first_block(CPU),
-    "advance": lambda: load("advance").test_rows_at_their_limit_become_padding_and_stay(CPU),
     "verify_and_rewind": lambda: load("verify_and_rewind").test_every_row_keeps_what_the_target_agrees_with(
         40, 3, 4, CPU
     ),
-    "prepare_verify_inputs": lambda: load(
-        "prepare_verify_inputs"
-    ).test_every_row_opens_its_window_and_advances(40, 3, 4, CPU),
 }
 
 
@@ -59,16 +55,11 @@ def rewinds_one_token_less(original: Any, row: Any, length: Any, offset: Any, *r
     return original(row, length + 1, offset + 1, *rest)
 
 
-def advances_one_token_more(original: Any, row: Any, length: Any, *rest: Any) -> Any:
-    return original(row, length + 1, *rest)
-
-
 FAULTS = {
     "accepts_draft": (forgets_earlier_drafts, ("verify", "verify_and_rewind")),
     "count_accepted": (counts_no_draft, ("verify", "prepare", "verify_and_rewind")),
     "token_or_none": (keeps_absent_tokens, ("prepare", "verify_and_rewind")),
     "rewind_row": (rewinds_one_token_less, ("rewind", "verify_and_rewind")),
-    "advance_row": (advances_one_token_more, ("advance", "prepare_verify_inputs")),
 }
 
 

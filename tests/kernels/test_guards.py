@@ -110,33 +110,6 @@ def committing(draw: random.Random, depth: int, block_size: int) -> Call:
     return Call(given, run, written, padding)
 
 
-def advancing(draw: random.Random, depth: int, block_size: int) -> Call:
-    rows, padding = a_round(draw, depth, block_size)
-    num_rows = len(rows.limits)
-    active = draw.randint(0, num_rows)
-    inactive = torch.arange(num_rows) >= active
-    padding = {name: rows_kept | inactive for name, rows_kept in padding.items()}
-    padding["prefill_status"] = inactive
-
-    def run(module: object, views: Views) -> object:
-        return module.advance(  # type: ignore[attr-defined]
-            views["kv_lengths"],
-            views["last_block_offsets"],
-            views["block_counts"],
-            views["last_block_ids"],
-            views["kv_block_ids"],
-            views["granted_block_ids"],
-            views["limits"],
-            views["prefill_status"],
-            depth,
-            block_size,
-            views["active"],
-        )
-
-    inputs = columns(rows) | {"active": torch.tensor([active])}
-    return Call(inputs, run, ADVANCED | {"prefill_status"}, padding)
-
-
 def rewinding(draw: random.Random, depth: int, block_size: int) -> Call:
     rows, _ = a_round(draw, depth, block_size)
     num_rows = len(rows.limits)
@@ -231,23 +204,6 @@ def copying_states(draw: random.Random, depth: int, block_size: int) -> Call:
     return Call(inputs, run, {"current"})
 
 
-def appending(draw: random.Random, depth: int, block_size: int) -> Call:
-    tokens, blocks = draw.randint(1, 30), draw.randint(2, 8)
-    slots = torch.randperm(blocks * block_size)[:tokens]
-    tokens = len(slots)
-    slots[torch.rand(tokens) < 0.3] = -1
-    key, value = torch.randn(2, tokens, 2, 64).to(torch.bfloat16)
-    caches = torch.randn(2, blocks, block_size, 2, 64).to(torch.bfloat16)
-    used = torch.zeros(blocks, dtype=torch.bool)
-    used[slots[slots >= 0] // block_size] = True
-    inputs = {"key": key, "value": value, "keys": caches[0], "values": caches[1], "slots": slots}
-
-    def run(module: object, views: Views) -> object:
-        return module.kv_append(*views.values())  # type: ignore[attr-defined]
-
-    return Call(inputs, run, {"keys", "values"}, {"keys": ~used, "values": ~used})
-
-
 def attending(draw: random.Random, depth: int, block_size: int) -> Call:
     """Floating point: only what must not change is compared."""
     rows, blocks = draw.randint(1, 5), draw.randint(1, 80)
@@ -270,9 +226,7 @@ def attending(draw: random.Random, depth: int, block_size: int) -> Call:
     return Call(inputs, run, {"result"}, is_exact=False)
 
 
-OPERATIONS = (
-    opening, committing, advancing, rewinding, verifying, preparing, copying_states, appending, attending,
-)  # fmt: skip
+OPERATIONS = (opening, committing, rewinding, verifying, preparing, copying_states, attending)
 
 
 @pytest.mark.gpu

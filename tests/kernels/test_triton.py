@@ -21,7 +21,6 @@ GROUPS = {
         "verify",
         "prepare",
         "mamba",
-        "advance",
         "prepare_verify_inputs",
         "open_drafts",
         "verify_and_rewind",
@@ -47,11 +46,9 @@ GROUPS = {
         "qkv_rope_append",
         "rms_norm",
         "gated_rms_norm",
-        "rope",
         "rope_append",
         "silu_mul",
         "sigmoid_mul",
-        "kv_append",
     ),
 }
 

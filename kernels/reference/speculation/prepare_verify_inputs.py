@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.reference.speculation.advance import advance
+from headway.kernels.reference.speculation._window import check_window
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 
 def prepare_verify_inputs(
-    rows: RowState,  # lengths, blocks and prefill_status in place, as by `advance`
+    rows: RowState,  # lengths, blocks and prefill_status in place
     drafts: torch.Tensor,  # [N, S] int64
     block_size_tokens: int,
     *,
     out: RoundWindow | None = None,
 ) -> RoundWindow:
-    """The window [t_L, d_1 .. d_S] of each row; a draft beyond the row's limit or depth cap is not valid.
+    """Returns the window [t_L, d_1 .. d_S] of each row, and counts its tokens into each row that is live.
 
-    S = 3, blocks of 4, a row of 6 tokens with limit 9 and granted blocks 5, 7, 2:
+    A draft beyond the row's limit or depth cap is not valid. S = 3, blocks of 4, a row of 6 tokens with
+    limit 9 and granted blocks 5, 7, 2:
 
         positions 6 7 8 0    slots 7 * 4 + 2, 7 * 4 + 3, 2 * 4 + 0, -1    valid 1 1 1 0
     """
     depth = drafts.shape[1]
+    check_window(depth, block_size_tokens)
     places = torch.arange(depth + 1, device=drafts.device)
     room = torch.minimum(rows.limits - rows.kv_lengths, rows.depth_caps + 1)
     is_valid = places < room[:, None]
@@ -38,20 +40,36 @@ def prepare_verify_inputs(
         end_positions=start_positions + is_valid.sum(1),
         next_positions=start_positions + 1,
     )
-    advance(
-        rows.kv_lengths,
-        rows.last_block_offsets,
-        rows.block_counts,
-        rows.last_block_ids,
-        rows.kv_block_ids,
-        rows.granted_block_ids,
-        rows.limits,
-        rows.prefill_status,
-        depth,
-        block_size_tokens,
-    )
+    _advance(rows, depth, block_size_tokens)
     if out is None:
         return window
     for name in RoundWindow.__slots__:
         getattr(out, name).copy_(getattr(window, name))
     return out
+
+
+def _advance(rows: RowState, depth: int, block_size: int) -> None:
+    """Counts the depth + 1 tokens of a window into each live row and gives it the block that they reach.
+
+    Block size 4, depth 3: a row of 6 tokens becomes one of 10 and takes its third block.
+
+        before   0 1 2 3 | 4 5                  offset 1, 2 blocks
+        after    0 1 2 3 | 4 5 6 7 | 8 9        offset 1, 3 blocks, entry 2 copied from the grants
+
+    A window that reaches past what is granted, or past the table, gets -1 there; the tokens at those
+    positions lie beyond the row's limit and are never accepted.
+    """
+    is_live = rows.kv_lengths < rows.limits
+    rows.prefill_status.copy_(~is_live)
+    rows.kv_lengths.add_(is_live * (depth + 1))
+    last_places, counts, table = rows.kv_lengths - 1, rows.block_counts, rows.kv_block_ids
+    new_counts = torch.where(is_live, last_places // block_size + 1, counts)
+    rows.last_block_offsets.copy_(torch.where(is_live, last_places % block_size, rows.last_block_offsets))
+    # At most one block a window, because depth < block size: the one at the old count.
+    takes_block = new_counts > counts
+    column = counts.clamp(0, table.shape[1] - 1)[:, None]
+    is_inside = (takes_block & (counts < table.shape[1]))[:, None]
+    granted = torch.where(is_inside, rows.granted_block_ids.gather(1, column), -1)
+    table.scatter_(1, column, torch.where(is_inside, granted, table.gather(1, column)))
+    rows.last_block_ids.copy_(torch.where(takes_block, granted[:, 0], rows.last_block_ids))
+    counts.copy_(new_counts)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from headway_testing.late import LateCopy
 from headway_testing.products import assert_near, tensors
+from headway_testing.rotation import turned
 
-from headway.kernels import Activation, DeferredNorm, DenseWeight, fuses_qkv, qkv_rope_append, rms_norm, rope
+from headway.kernels import Activation, DeferredNorm, DenseWeight, fuses_qkv, qkv_rope_append, rms_norm
 from headway.kernels.linear import _skinny_core as _skinny
 from headway.kernels.linear.add_linear import add_linear
 from headway.kernels.linear.gated_linear import gated_linear
@@ -74,7 +75,7 @@ class Case:
         product = product if self.bias is None else product + self.bias.double()
         heads = product.view(len(x), -1, self.head_dim)
         query, key, value = heads.split([self.q_heads, self.kv_heads, self.kv_heads], dim=1)
-        rope(query, key, self.positions, self.table.double())
+        query, key = (turned(part, self.positions, self.table) for part in (query, key))
         before = self.caches.clone()
         assert_near(self.run(x, norm), query)
         found, untouched = self.caches.flatten(1, 2), torch.ones(BLOCKS * BLOCK_SIZE, dtype=torch.bool)
