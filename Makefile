@@ -10,7 +10,7 @@ CLIENTS_VENV := .venv-clients
 # Clients that want other versions of what the rest has, each group in an environment of its own.
 OTHER_CLIENTS := instructor frameworks webui
 
-.PHONY: serve chat test test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels soak lint format docs clean
+.PHONY: serve chat test test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels bench-depth soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
@@ -115,6 +115,10 @@ bench-hostile: $(VENV)/.ready-test
 # Every operation on a GPU, beside ceilings measured in the same run.
 bench-kernels: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_kernels.py
+
+# The chosen depth against every fixed one, over loads and acceptance profiles. DEPTH_ARGS="mimo-7b --streams 1,32"
+bench-depth: $(VENV)/.ready-test
+	PYTHONPATH=tests/benchmarks $(BIN)/python -P -m bench_depth $(DEPTH_ARGS)
 
 # 20,000 short requests, a fifth of them left: minutes on a GPU. SOAK_ARGS="--requests 1000 --concurrency 16"
 soak: $(VENV)/.ready-test

@@ -182,7 +182,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     bench_parser.add_argument(
         "kind",
         choices=tuple(COMMANDS),
-        help="engine: without HTTP; depth: the chosen number of drafts against every fixed one; exact: whether anything but the request changes its text; serve: a running server; "
+        help="engine: without HTTP; exact: whether anything but the request changes its text; serve: a running server; "
         "shape: writes a folder without weights",
     )
     bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")

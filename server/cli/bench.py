@@ -13,7 +13,6 @@ from collections.abc import Sequence
 INTERRUPT_SECONDS = 2.0
 COMMANDS = {
     "engine": (sys.executable, "-P", "-m", "headway.engine.bench"),
-    "depth": (sys.executable, "-P", "-m", "headway.engine.bench.depth"),
     "exact": (sys.executable, "-P", "-m", "headway.engine.bench.exact"),
     "shape": (sys.executable, "-P", "-m", "headway.engine.bench.shape"),
     "serve": (sys.executable, "-P", "-m", "headway.server.bench"),

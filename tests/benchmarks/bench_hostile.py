@@ -29,9 +29,10 @@ from urllib.parse import urlsplit
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "support")]
-from bench_text import ROUND_SECONDS, body_of, drain, send, streams
 from headway_testing.api_process import Process, Stream, api_process, resident_bytes
 from headway_testing.hostile_grammars import HOSTILE
+
+from bench_text import ROUND_SECONDS, body_of, drain, send, streams
 
 QUIET_SECONDS = 15.0
 MAX_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""The figures of `headway bench depth`: cells, their summary, and the printed form of both."""
+"""The figures of `make bench-depth`: cells, their summary, and the printed form of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from headway.engine.bench.depth.measure import Cell, Speed
+from bench_depth.measure import Cell, Speed
 from headway.engine.bench.report import new_console, new_table
 from headway.engine.protocol.messages import EngineInfo
 

@@ -1,4 +1,4 @@
-"""`headway bench depth`: the depth that is chosen for each round, against every fixed depth, cell by cell."""
+"""`make bench-depth`: the depth that is chosen for each round, against every fixed depth, cell by cell."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.engine.bench.depth.measure import CellMeter
-from headway.engine.bench.depth.profiles import STATIONARY, rates_of
-from headway.engine.bench.depth.report import CellFigures, Report, show, summarize
-from headway.engine.bench.depth.settings import Settings, read_settings
+from bench_depth.measure import CellMeter
+from bench_depth.profiles import STATIONARY, rates_of
+from bench_depth.report import CellFigures, Report, show, summarize
+from bench_depth.settings import Settings, read_settings
 from headway.engine.bench.machine import device_name, versions
 from headway.engine.bench.report import keep_json
 from headway.engine.build import Engine, assemble
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     try:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
-        report = run(settings, shlex.join(["headway", "bench", "depth", *argv]))
+        report = run(settings, shlex.join(["bench_depth", *argv]))
         show(report)
         _draw(settings, report)
     except HeadwayError as error:
@@ -90,7 +90,7 @@ def _draw(settings: Settings, report: Report) -> None:
     """Raises ConfigError. The module is imported where it is needed: matplotlib is optional."""
     if settings.png is None or not report.cells:
         return
-    plot = importlib.import_module("headway.engine.bench.depth.plot").plot
+    plot = importlib.import_module("bench_depth.plot").plot
     title = f"{report.engine.architecture}, {report.device_name}"
     try:
         plot(report.cells, settings.png, title, report.engine.depth)

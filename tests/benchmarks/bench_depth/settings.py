@@ -1,4 +1,4 @@
-"""Settings of `headway bench depth`: its flags, and the engine that they select."""
+"""Settings of `make bench-depth`: its flags, and the engine that they select."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from headway.engine.bench.depth.profiles import PROFILES, STATIONARY, SWITCHING, rates_of
+from bench_depth.profiles import PROFILES, STATIONARY, SWITCHING, rates_of
 from headway.engine.bench.measure import least_new_tokens, unread_tokens
 from headway.engine.bench.settings import (
     add_engine_flags,
@@ -133,7 +133,7 @@ def _check_png(path: Path | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="headway bench depth",
+        prog="bench_depth",
         description="Compares the depth that the policy chooses for each round with every fixed depth, by tokens a second, over a "
         "grid of streams, prompt lengths and acceptance profiles, in one engine. Drafts are accepted at set rates, so that the "
         "text means nothing.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from headway.engine.bench.depth.report import CellFigures
+from bench_depth.report import CellFigures
 
 # The colours of ratios are told apart from here to 1.
 LEAST_RATIO = 0.9

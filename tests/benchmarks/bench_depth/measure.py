@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from headway.engine.bench.depth.profiles import (
+from bench_depth.profiles import (
     SWITCHED,
     SWITCHING,
     Spell,
     expected_tokens,
     rates_of,
 )
-from headway.engine.bench.depth.settings import Settings
+from bench_depth.settings import Settings
 from headway.engine.bench.measure import (
     NUM_SETTLING_ROUNDS,
     NUM_WARM_ROUNDS,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from headway_testing.checkpoints import qwen2_config, random_mimo
 
-from headway.engine.bench.depth import __main__ as bench
-from headway.engine.bench.depth import measure
-from headway.engine.bench.depth import settings as depth_settings
-from headway.engine.bench.depth.measure import Cell, Speed
-from headway.engine.bench.depth.profiles import STATIONARY, rates_of
-from headway.engine.bench.depth.report import CellFigures, summarize
+from bench_depth import __main__ as bench
+from bench_depth import measure
+from bench_depth import settings as depth_settings
+from bench_depth.measure import Cell, Speed
+from bench_depth.profiles import STATIONARY, rates_of
+from bench_depth.report import CellFigures, summarize
 
 SHORT = [
     "--seconds",

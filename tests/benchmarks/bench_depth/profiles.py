@@ -1,4 +1,4 @@
-"""The acceptance profiles of `headway bench depth`: how often the draft at each position is accepted. Knows
+"""The acceptance profiles of `make bench-depth`: how often the draft at each position is accepted. Knows
 numbers only."""
 
 from __future__ import annotations
