@@ -24,7 +24,6 @@ from headway.engine.scheduling.admission import Admission
 from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.limits import Limits
-from headway.engine.scheduling.masking import Masking
 from headway.engine.scheduling.plan import (
     CheckpointSave,
     Plan,
@@ -39,8 +38,7 @@ from headway.engine.scheduling.plan import (
 from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, Load, PrefillPolicy
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
-from headway.engine.scheduling.round_depth import RoundDepth, mixed_depths
-from headway.engine.scheduling.round_rows import count_pending, join_round
+from headway.engine.scheduling.rounds import Masking, RoundDepth, count_pending, join_round, mixed_depths
 from headway.engine.scheduling.scheduler_state import new_state
 from headway.engine.scheduling.updates import fault_event
 
