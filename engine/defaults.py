@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import torch
 
 from headway.engine.execution.step_key import ROW_STEP
-from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.placement import Placement
-from headway.engine.models.spec import ModelSpec
+from headway.engine.outline import Outline
 from headway.engine.protocol.config import (
     CPU_MAX_EXTRA_ROWS,
     CPU_MAX_RUNNING,
@@ -23,8 +19,8 @@ from headway.engine.scheduling.prefill_policy import (
     MAX_MIXED_TOKENS,
     PrefillPolicy,
 )
-from headway.engine.state.memory import CUDA_KV_CACHE_SHARE, available_bytes
-from headway.engine.state.specs import StateSpec, row_bytes
+from headway.engine.state.memory import CUDA_KV_CACHE_SHARE
+from headway.engine.state.specs import row_bytes
 
 PARAMETERS_A_THREAD = 10_000_000
 CPU_STEP_FLOP = 5e10  # about one second of two slow cores
@@ -37,26 +33,6 @@ MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 MAX_SEPARATE_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """Facts about a model that are known before its weights are read.
-
-    has_draft_head: whether its draft head is loaded. has_float8: whether the device multiplies float8; None:
-    it is asked.
-    """
-
-    spec: ModelSpec
-    device: torch.device
-    dtype: torch.dtype
-    has_draft_head: bool
-    has_float8: bool | None = None
-
-    def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares what the loaded model's layers will keep."""
-        place = Placement(torch.device("meta"), self.dtype)
-        return CausalLM(self.spec, place, with_draft_head=self.has_draft_head).state(max_window)
-
-
 def num_threads(num_parameters: int, most: int) -> int:
     """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or
     OMP_NUM_THREADS.
@@ -67,29 +43,29 @@ def num_threads(num_parameters: int, most: int) -> int:
     return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
 
 
-def max_running(model: CausalLM | Outline, depth: int, available: int) -> int:
+def max_running(outline: Outline, depth: int, available: int) -> int:
     """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the
     number that can have adjusted logits of a whole window within half of the memory that the KV cache leaves
     free, but at least the CPU's default. Anywhere at most the number whose recurrent state takes
     MAX_STATE_SHARE of the available bytes."""
-    state_bytes = row_bytes(model.state(depth + 1))
+    state_bytes = row_bytes(outline.model.state(depth + 1))
     most = CUDA_MAX_RUNNING
     if state_bytes > 0:
         most = max(1, int(MAX_STATE_SHARE * available) // state_bytes)
-    if model.device.type == "cpu":
+    if outline.device.type == "cpu":
         return min(CPU_MAX_RUNNING, most)
-    logits_bytes = (depth + 1) * model.spec.vocab_size * (model.dtype.itemsize + torch.float32.itemsize)
+    logits_bytes = (depth + 1) * outline.spec.vocab_size * (outline.dtype.itemsize + torch.float32.itemsize)
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // logits_bytes
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING, most)
 
 
-def with_rows(config: EngineConfig, model: CausalLM | Outline, available: int) -> EngineConfig:
+def with_rows(config: EngineConfig, outline: Outline, available: int) -> EngineConfig:
     """Returns the configuration with the numbers of requests that run at once. available: as for
     `max_running`."""
     return msgspec.structs.replace(
         config,
-        max_running=config.max_running or max_running(model, config.depth, available),
-        max_extra_rows=config.max_extra_rows or max_extra_rows(model.device),
+        max_running=config.max_running or max_running(outline, config.depth, available),
+        max_extra_rows=config.max_extra_rows or max_extra_rows(outline.device),
     )
 
 
@@ -102,15 +78,17 @@ def max_extra_rows(device: torch.device) -> int | None:
     return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
 
 
-def prefill_policy(config: EngineConfig, model: CausalLM, num_parameters: int) -> PrefillPolicy:
+def prefill_policy(
+    config: EngineConfig, outline: Outline, num_parameters: int, available: int
+) -> PrefillPolicy:
     """Returns the prompt tokens of a step: --prefill-chunk in every step, or what keeps steps short on this
-    device."""
-    above = mixed_above_tokens(config, model.device)
+    device. available: bytes on the device once the weights are loaded."""
+    above = mixed_above_tokens(config, outline.device)
     if config.prefill_chunk is not None:
         return PrefillPolicy.uniform(config.prefill_chunk, mixed_above_tokens=above)
-    separate = _separate_chunk(model, num_parameters)
+    separate = _separate_chunk(outline, num_parameters, available)
     return PrefillPolicy(
-        idle=separate if model.device.type != "cuda" else _idle_chunk(model, num_parameters),
+        idle=separate if outline.device.type != "cuda" else _idle_chunk(outline, num_parameters, available),
         separate=separate,
         mixed=min(separate, MAX_MIXED_TOKENS),
         mixed_above_tokens=above,
@@ -127,34 +105,33 @@ def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None
     return MAX_SEPARATE_TOKENS
 
 
-def _separate_chunk(model: CausalLM, num_parameters: int) -> int:
+def _separate_chunk(outline: Outline, num_parameters: int, available: int) -> int:
     """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large
     models compute fewer tokens a step."""
-    if model.device.type != "cuda":
+    if outline.device.type != "cuda":
         fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
-        return min(max(fitting, model.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
-    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, model, num_parameters), MAX_CUDA_CHUNK)
-    return _fitting_chunk(wanted, model)
+        return min(max(fitting, outline.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
+    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, outline, num_parameters), MAX_CUDA_CHUNK)
+    return _fitting_chunk(wanted, outline, available)
 
 
-def _idle_chunk(model: CausalLM, num_parameters: int) -> int:
+def _idle_chunk(outline: Outline, num_parameters: int, available: int) -> int:
     """A GPU computes long chunks faster. A request that arrives meanwhile waits for one step, or for two
     where another is launched already, so that slow GPUs and large models take shorter chunks."""
-    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, model, num_parameters)
+    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, outline, num_parameters)
     wanted = min(max(in_time, MIN_IDLE_CHUNK), MAX_IDLE_CHUNK)
-    return _fitting_chunk(wanted, model)
+    return _fitting_chunk(wanted, outline, available)
 
 
-def _tokens_in_time(multiprocessor_flop: float, model: CausalLM, num_parameters: int) -> int:
-    num_multiprocessors = torch.cuda.get_device_properties(model.device).multi_processor_count
-    return int(num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
+def _tokens_in_time(multiprocessor_flop: float, outline: Outline, num_parameters: int) -> int:
+    return int(outline.facts.num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
 
 
-def _fitting_chunk(wanted: int, model: CausalLM) -> int:
+def _fitting_chunk(wanted: int, outline: Outline, available: int) -> int:
     """Returns a power of two. Activations may use half of the memory left beside the KV cache."""
     # The residual stream, its norm, attention's result, two sums on their way; gate, up and their product.
-    token_bytes = (5 * model.spec.hidden_size + 3 * model.spec.intermediate_size) * model.dtype.itemsize
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available_bytes(model.device) / 2) // token_bytes
+    token_bytes = (5 * outline.spec.hidden_size + 3 * outline.spec.intermediate_size) * outline.dtype.itemsize
+    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // token_bytes
     return max(_power_of_two(min(wanted, fitting)), DEFAULT_CHUNK)
 
 

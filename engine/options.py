@@ -6,15 +6,14 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from headway.engine.defaults import Outline
-from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.models.spec import ModelSpec
+from headway.engine.outline import Outline
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name, reads_draft_head
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
-from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_float8_products
+from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES
 
 MAX_ADJUSTMENTS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
@@ -31,32 +30,32 @@ def wants_draft_head(config: EngineConfig, spec: ModelSpec) -> bool:
     return reads_draft_head(with_drafter(config, has_head=spec.draft_head is not None))
 
 
-def with_formats(config: EngineConfig, model: CausalLM | Outline) -> EngineConfig:
+def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
     """Returns the configuration with the device, and the formats of the weights that drafts read. Raises
     ConfigError."""
     return msgspec.structs.replace(
         config,
-        device=model.device.type,
-        draft_lm_head=draft_lm_head_of(config, model),
-        draft_layers=draft_layers_of(config, model),
+        device=outline.device.type,
+        draft_lm_head=draft_lm_head_of(config, outline),
+        draft_layers=draft_layers_of(config, outline),
     )
 
 
-def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLmHead:
+def draft_lm_head_of(config: EngineConfig, outline: Outline) -> DraftLmHead:
     """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models
     on CUDA with an lm_head that takes a while to read, else full."""
-    hidden, vocab_size = model.spec.hidden_size, model.spec.vocab_size
-    is_16_bit = model.has_draft_head and model.device.type == "cuda" and model.dtype.itemsize == 2
-    is_possible = is_16_bit and vocab_size % 16 == 0 and _has_float8(model)
+    hidden, vocab_size = outline.spec.hidden_size, outline.spec.vocab_size
+    is_16_bit = outline.has_draft_head and outline.device.type == "cuda" and outline.dtype.itemsize == 2
+    is_possible = is_16_bit and vocab_size % 16 == 0 and outline.facts.has_float8
     possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
     wanted = config.draft_lm_head
     if not possible.get(wanted, True):
-        drafting = "with" if model.has_draft_head else "without"
+        drafting = "with" if outline.has_draft_head else "without"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
             f"of {256 if wanted == 'int4' else 128}, its vocabulary one of 16 and the device of compute capability 8.9 or "
-            f"later; this one is {model.dtype} on {model.device.type} with a hidden size of {hidden} and a vocabulary of "
-            f"{vocab_size}, compute capability {_capability(model)}, {drafting} drafts; use auto"
+            f"later; this one is {outline.dtype} on {outline.device.type} with a hidden size of {hidden} and a vocabulary of "
+            f"{vocab_size}, compute capability {outline.facts.capability}, {drafting} drafts; use auto"
         )
     if wanted != "auto":
         return wanted
@@ -66,31 +65,32 @@ def draft_lm_head_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLm
     return next((kind for kind in preferred if possible[kind]), "full")
 
 
-def draft_layers_of(config: EngineConfig, model: CausalLM | Outline) -> DraftLayers:
+def draft_layers_of(config: EngineConfig, outline: Outline) -> DraftLayers:
     """Returns the kind that is wanted. auto means float8 for 16-bit models on CUDA whose layers take longer
     to read than to launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and
     prompts gain by about 1 %, more rows nothing; the embedded model's drafts lose 0.2 % of their tokens a
     round."""
-    shape = model.spec
+    shape = outline.spec
     attention = shape.attentions[-1]  # that of the draft layers, where there are any
     heads = attention.num_heads + 2 * attention.num_kv_heads
     sizes = shape.hidden_size, heads * attention.head_dim, 2 * shape.intermediate_size
-    has_shape = model.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
-    is_possible = model.has_draft_head and has_shape and _has_float8(model)
+    has_shape = outline.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
+    is_possible = outline.has_draft_head and has_shape and outline.facts.has_float8
     if config.draft_layers == "fp8" and not is_possible:
         raise ConfigError(
             "--draft-layers is fp8, which needs drafts by a 16-bit model on CUDA of compute capability 8.9 or later, all of "
             "whose layers' inputs and outputs (hidden; q, k and v; gate and up) are multiples of 16; this one is "
-            f"{model.dtype} on {model.device.type}, compute capability {_capability(model)}, "
-            f"{'with' if model.has_draft_head else 'without'} drafts, of sizes {sizes}; use auto"
+            f"{outline.dtype} on {outline.device.type}, compute capability {outline.facts.capability}, "
+            f"{'with' if outline.has_draft_head else 'without'} drafts, of sizes {sizes}; use auto"
         )
     if config.draft_layers != "auto":
         return config.draft_layers
-    return "fp8" if is_possible and model.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
+    return "fp8" if is_possible and outline.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
-def check_recurrence(config: EngineConfig, shape: ModelSpec) -> None:
+def check_recurrence(config: EngineConfig, outline: Outline) -> None:
     """Judges what models with recurrent layers need. Raises ConfigError."""
+    shape = outline.spec
     least = shape.prompt_grid
     if least is not None and config.prefill_chunk is not None and config.prefill_chunk < least:
         raise ConfigError(
@@ -99,42 +99,41 @@ def check_recurrence(config: EngineConfig, shape: ModelSpec) -> None:
         )
 
 
-def has_ordered_sums(config: EngineConfig, device: str, dtype: torch.dtype) -> bool:
-    """Returns whether all products that decide about the text have one order of sums on that type of
-    device."""
-    if device != "cuda":
-        return dtype.itemsize > 2
-    return dtype != torch.float64 and not config.fast_math
+def has_ordered_sums(config: EngineConfig, outline: Outline) -> bool:
+    """Returns whether all products that decide about the text have one order of sums."""
+    if outline.device.type != "cuda":
+        return outline.dtype.itemsize > 2
+    return outline.dtype != torch.float64 and not config.fast_math
 
 
-def check_deterministic(config: EngineConfig, model: CausalLM | Outline) -> None:
+def check_deterministic(config: EngineConfig, outline: Outline) -> None:
     """Raises ConfigError where --deterministic demands what this device or dtype does not give."""
-    if not config.deterministic or has_ordered_sums(config, model.device.type, model.dtype):
+    if not config.deterministic or has_ordered_sums(config, outline):
         return
     if config.fast_math:
         raise ConfigError("--deterministic and --fast-math exclude each other; leave one of them out")
-    remedy = "--dtype float32" if model.device.type != "cuda" else "another --dtype or --device cpu"
+    remedy = "--dtype float32" if outline.device.type != "cuda" else "another --dtype or --device cpu"
     raise ConfigError(
-        f"--deterministic has no kernels for {model.dtype} on {model.device.type}; use {remedy}"
+        f"--deterministic has no kernels for {outline.dtype} on {outline.device.type}; use {remedy}"
     )
 
 
-def check_audit(config: EngineConfig, model: CausalLM | Outline) -> None:
+def check_audit(config: EngineConfig, outline: Outline) -> None:
     """Raises ConfigError where a text that is computed again may differ without a fault."""
     if config.audit_rate == 0:
         return
     given = f"--audit-rate is {config.audit_rate:g}, but a text may differ when it is computed again"
     if config.synthetic_acceptance is not None:
         raise ConfigError(f"{given} with --synthetic-acceptance; leave one of them out")
-    if config.fast_math and model.device.type == "cuda":
+    if config.fast_math and outline.device.type == "cuda":
         raise ConfigError(f"{given} with --fast-math; leave one of them out")
-    if not has_ordered_sums(config, model.device.type, model.dtype):
-        raise ConfigError(f"{given} in {model.dtype} on {model.device.type}; use --dtype float32")
+    if not has_ordered_sums(config, outline):
+        raise ConfigError(f"{given} in {outline.dtype} on {outline.device.type}; use --dtype float32")
 
 
-def check_adjustments(config: EngineConfig, model: CausalLM | Outline, available: int) -> None:
+def check_adjustments(config: EngineConfig, outline: Outline, available: int) -> None:
     """available: bytes on the device. Raises ConfigError."""
-    vocab_size = model.spec.vocab_size
+    vocab_size = outline.spec.vocab_size
     needed = table_bytes(config.num_rows, vocab_size)
     limit = MAX_ADJUSTMENTS_SHARE * available
     if needed > limit:
@@ -144,15 +143,3 @@ def check_adjustments(config: EngineConfig, model: CausalLM | Outline, available
             f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
             f"is available on {config.device}); lower --max-running to {most}"
         )
-
-
-def _has_float8(model: CausalLM | Outline) -> bool:
-    known = model.has_float8 if isinstance(model, Outline) else None
-    return has_float8_products(model.device) if known is None else known
-
-
-def _capability(model: CausalLM | Outline) -> str:
-    is_known = isinstance(model, Outline) and model.has_float8 is not None
-    if model.device.type != "cuda" or is_known:
-        return "-"
-    return ".".join(map(str, torch.cuda.get_device_capability(model.device)))

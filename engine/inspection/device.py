@@ -7,32 +7,35 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.build import wanted_device
+from headway.engine.outline import DeviceFacts, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import DeviceReport
 from headway.engine.state.memory import available_bytes
 
 TRANSFERS_A_CLOCK = 2  # of double data rate memory
 CUDA_CONTEXT_BYTES = 528 << 20  # that a process cannot take of an empty H200, driver 580
+# With the multiprocessors of an H100 or H200.
+RECENT_GPU = DeviceFacts(torch.device("cuda", 0), has_float8=True, num_multiprocessors=132)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """has_float8: as in Outline. A GPU that is not here is taken to be recent: Ada, Hopper or later."""
-
-    place: torch.device
-    has_float8: bool | None
+    facts: DeviceFacts
     report: DeviceReport
 
 
 def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
-    """gpu_memory_bytes: of a GPU that is meant, whatever is here. Raises ConfigError."""
+    """gpu_memory_bytes: of a GPU that is meant, whatever is here, and taken to be recent.
+
+    Raises ConfigError.
+    """
     if gpu_memory_bytes is not None:
         report = DeviceReport(kind="cuda", available_bytes=max(0, gpu_memory_bytes - CUDA_CONTEXT_BYTES))
-        return Device(torch.device("cuda"), has_float8=True, report=report)
+        return Device(RECENT_GPU, report)
     place = wanted_device(config)
+    facts = DeviceFacts.of(place)
     if place.type == "cpu":
-        return Device(place, None, DeviceReport(kind="cpu", available_bytes=available_bytes(place)))
+        return Device(facts, DeviceReport(kind="cpu", available_bytes=available_bytes(place)))
     properties = torch.cuda.get_device_properties(place)
     clock_khz, bus_bits = (getattr(properties, key, 0) for key in ("memory_clock_rate", "memory_bus_width"))
     report = DeviceReport(
@@ -41,4 +44,4 @@ def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
         name=properties.name,
         read_bytes_a_second=1e3 * clock_khz * TRANSFERS_A_CLOCK * bus_bits / 8 or None,
     )
-    return Device(place, None, report)
+    return Device(facts, report)

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from headway.engine.build import checked_model_len
 from headway.engine.inspection.device import Device, find_device
 from headway.engine.inspection.head import head_by_names, head_of_checkpoint, head_without_tensors
 from headway.engine.inspection.memory import Sizes, size_up
@@ -47,6 +46,7 @@ from headway.engine.protocol.inspection import (
     StoredTensors,
 )
 from headway.engine.protocol.logs import collected_warnings
+from headway.engine.resolve import announced, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +104,13 @@ def _served_model(
     config: EngineConfig, spec: ModelSpec, device: Device | None, files: ExitStack, problems: Problems
 ) -> _Model:
     """Takes the steps of a start from the context on. Without a device nothing is sized up."""
-    place = torch.device("cpu") if device is None else device.place
+    place = torch.device("cpu") if device is None else device.facts.device
     length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
     is_head_wanted, found, outline = False, None, None
     if device is not None:
         with problems.noted():
             available = device.report.available_bytes
-            length = checked_model_len(config, place, available, has_float8=device.has_float8)
+            length = resolve(config, announced(config, spec, device.facts, available)).max_model_len
     with problems.noted():
         is_head_wanted = wants_draft_head(config, spec)
     if config.load_format != "dummy":
@@ -134,7 +134,7 @@ def _served_model(
     return _Model(
         found,
         outline,
-        Sizes() if device is None else size_up(config, outline, device, length, problems),
+        Sizes() if device is None else size_up(config, spec, outline, device, problems),
     )
 
 

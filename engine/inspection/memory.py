@@ -1,26 +1,25 @@
-"""Divides a device's memory as a start does, for a model of which nothing is loaded, and tells what every
-round must read."""
+"""Tells how a device's memory is divided for a model of which nothing is loaded, and what every round must
+read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from headway.engine.bench.floor import costs_of
-from headway.engine.build import engine_info, kept_state, served_model_len, take_pool, take_rows
-from headway.engine.defaults import Outline, with_rows
 from headway.engine.inspection.device import Device
 from headway.engine.inspection.problems import Problems
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.loading.headers import check_memory, parameter_counts
-from headway.engine.options import check_adjustments, check_deterministic, with_drafter, with_formats
+from headway.engine.models.spec import ModelSpec
+from headway.engine.outline import Outline
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import FloorReport, MemoryReport
 from headway.engine.protocol.messages import EngineInfo
+from headway.engine.resolve import Resolved, engine_info, resolve, warn_of_cut_context
 from headway.engine.speculation.select import warn_without_head
-from headway.engine.state.masks import mask_bytes
-from headway.engine.state.processors import table_bytes
-from headway.engine.state.specs import block_bytes, row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,86 +32,51 @@ class Sizes:
 
 
 def size_up(
-    config: EngineConfig, outline: CausalLM, device: Device, max_model_len: int, problems: Problems
+    config: EngineConfig, spec: ModelSpec, outline: CausalLM, device: Device, problems: Problems
 ) -> Sizes:
-    """Takes the steps of `assemble` in their order. outline: on the device meta. problems: gets the first
-    step that fails."""
-    facts = Outline(outline.spec, device.place, outline.dtype, outline.has_draft_head, device.has_float8)
-    resolved = None
+    """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
+    outline: on the device meta, of the context that is loaded. problems: gets the first that is found."""
+    warn_without_head(config, has_head=outline.has_draft_head)
+    available = device.report.available_bytes
     with problems.noted():
-        warn_without_head(config, has_head=outline.has_draft_head)
-        config = with_drafter(config, has_head=outline.has_draft_head or config.depth == 0)
-        resolved = with_formats(config, facts)
-    if resolved is None:
-        return Sizes()
+        check_memory(Path(config.model_path), outline, available, device.facts.device)
+    left = available - parameter_counts(outline)[1] - outline.rotary_bytes
+    if config.max_model_len is not None:
+        config = msgspec.structs.replace(config, max_model_len=outline.spec.max_position_embeddings)
     with problems.noted():
-        check_deterministic(resolved, facts)
-    memory, info = _divide(resolved, outline, facts, device, max_model_len, problems)
-    return Sizes(memory, _floor(resolved, outline, device), info)
+        resolved = resolve(config, Outline(outline, device.facts, left), problems.noted)
+        if resolved.num_blocks > 0:
+            warn_of_cut_context(config, spec, resolved)
+        info = engine_info(resolved) if resolved.num_blocks > 0 else None
+        return Sizes(_memory(resolved), _floor(resolved, device), info)
+    return Sizes()
 
 
-def _divide(
-    config: EngineConfig,
-    outline: CausalLM,
-    facts: Outline,
-    device: Device,
-    max_model_len: int,
-    problems: Problems,
-) -> tuple[MemoryReport, EngineInfo | None]:
-    """config: with a drafter and formats."""
-    left = device.report.available_bytes
-    with problems.noted():
-        check_memory(Path(config.model_path), outline, left, device.place)
-    num_parameters, weights_bytes = parameter_counts(outline)
-    head = outline.draft_head
-    draft_bytes = 0 if head is None else head.added_bytes(config.draft_lm_head, config.draft_layers)
-    left -= weights_bytes + outline.rotary_bytes + draft_bytes
-    config = with_rows(config, facts, left)
-    with problems.noted():
-        check_adjustments(config, facts, left)
-    rows_bytes = _rows_bytes(config, outline, max_model_len, device)
-    layers, drafter = kept_state(config, outline)
-    states = (*layers, drafter)
-    bytes_of_block = block_bytes(states, config.block_size)
-    info = None
-    with problems.noted():
-        pool = take_pool(config, outline, max_model_len, left - rows_bytes)
-        max_model_len = served_model_len(config, pool, max_model_len)
-        info = engine_info(config, outline, pool, max_model_len, num_parameters, weights_bytes)
-    blocks_of_request = -(-max_model_len // config.block_size)
-    num_full = None if info is None else min(info.num_blocks // blocks_of_request, info.max_running)
-    memory = MemoryReport(
-        dtype=str(outline.dtype).removeprefix("torch."),
-        weights_bytes=weights_bytes,
-        draft_weights_bytes=draft_bytes,
-        rotary_bytes=outline.rotary_bytes,
-        rows_bytes=rows_bytes,
-        row_state_bytes=row_bytes(states),
-        block_bytes=bytes_of_block,
-        token_bytes=bytes_of_block / config.block_size,
-        max_model_len=max_model_len,
-        request_bytes=blocks_of_request * bytes_of_block + row_bytes(states),
+def _memory(resolved: Resolved) -> MemoryReport:
+    config = resolved.config
+    blocks_of_request = -(-resolved.max_model_len // config.block_size)
+    num_full = min(resolved.num_blocks // blocks_of_request, config.num_rows) or None
+    return MemoryReport(
+        dtype=config.dtype,
+        weights_bytes=resolved.weights_bytes,
+        draft_weights_bytes=resolved.draft_bytes,
+        rotary_bytes=resolved.outline.model.rotary_bytes,
+        rows_bytes=resolved.rows_bytes,
+        row_state_bytes=resolved.row_state_bytes,
+        block_bytes=resolved.block_bytes,
+        token_bytes=resolved.block_bytes / config.block_size,
+        max_model_len=resolved.max_model_len,
+        request_bytes=blocks_of_request * resolved.block_bytes + resolved.row_state_bytes,
         num_full_requests=num_full,
     )
-    return memory, info
 
 
-def _rows_bytes(config: EngineConfig, outline: CausalLM, max_model_len: int, device: Device) -> int:
-    """Returns the bytes that are taken for rows before the pool. A CPU takes the logits processors' when they
-    are first used."""
-    vocab_size = outline.spec.vocab_size
-    columns = take_rows(config, outline, max_model_len).tensors().values()
-    num_bytes = sum(column.nbytes for column in columns)
-    num_bytes += mask_bytes(config.num_rows, config.depth + 1, vocab_size)
-    return num_bytes + (table_bytes(config.num_rows, vocab_size) if device.place.type == "cuda" else 0)
-
-
-def _floor(config: EngineConfig, outline: CausalLM, device: Device) -> FloorReport:
-    """config: with a drafter and formats."""
+def _floor(resolved: Resolved, device: Device) -> FloorReport:
+    config = resolved.config
     costs = costs_of(
-        outline.spec,
-        outline.dtype,
-        has_draft_head=outline.has_draft_head,
+        resolved.outline.spec,
+        resolved.outline.dtype,
+        has_draft_head=resolved.outline.has_draft_head,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
     )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import torch
 
 from headway.engine.models.spec import ModelSpec
@@ -84,29 +83,6 @@ def wanted_model_len(config: EngineConfig, model: ModelSpec) -> int:
     return config.max_model_len or trained
 
 
-def check_context(
-    config: EngineConfig,
-    *,
-    max_model_len: int,
-    block_bytes: int,
-    row_bytes: int,
-    device: torch.device,
-    available: int,
-) -> int:
-    """Finds before anything is loaded what cannot fit whatever the weights take. Raises ConfigError.
-
-    Returns the context in tokens: max_model_len or, where nobody has set it, less if that cannot fit.
-    """
-    num_blocks = num_kv_blocks(
-        msgspec.structs.replace(config, device="cuda" if device.type == "cuda" else "cpu"),
-        max_model_len=max_model_len,
-        block_bytes=block_bytes,
-        available=available,
-        row_bytes=row_bytes,
-    )
-    return held_model_len(max_model_len, num_blocks=num_blocks, block_size=config.block_size)
-
-
 def held_model_len(max_model_len: int, *, num_blocks: int, block_size: int) -> int:
     """Returns the tokens that one request can have in the blocks that `num_kv_blocks` counted for
     max_model_len: that number, or less where it was cut to what fits."""
@@ -139,7 +115,7 @@ def num_kv_blocks(
     available = max(0, available - num_states * row_bytes)
     most = int(MAX_KV_CACHE_SHARE * available)
     budget = config.kv_cache_memory_bytes
-    fitting = (min(most if budget is None else budget, most) // block_bytes - 1) * config.block_size
+    fitting = fitting_tokens(config, block_bytes=block_bytes, available=available)
     if config.max_model_len is None and fitting > 0:
         max_model_len = min(max_model_len, fitting)
     blocks_per_request = -(-max_model_len // config.block_size)
@@ -154,6 +130,14 @@ def num_kv_blocks(
             f"are available on {config.device}; set at most {most}"
         )
     return min(budget // block_bytes, config.num_rows * blocks_per_request + 1)
+
+
+def fitting_tokens(config: EngineConfig, *, block_bytes: int, available: int) -> int:
+    """Returns the longest request in tokens that the KV cache can hold within the available bytes; 0 or less
+    where none fits."""
+    most = int(MAX_KV_CACHE_SHARE * available)
+    budget = config.kv_cache_memory_bytes
+    return (min(most if budget is None else budget, most) // block_bytes - 1) * config.block_size
 
 
 def _default_budget(config: EngineConfig, *, least: int, available: int) -> int:

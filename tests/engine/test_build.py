@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,51 +12,18 @@ import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
 from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
+from headway_testing.outline import outline
 
 from headway.engine import build as assembly
-from headway.engine import options
-from headway.engine.build import _order_sums, assemble
+from headway.engine.build import assemble, order_sums
 from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers import linear as linear_module
-from headway.engine.layers.linear import Linear
-from headway.engine.options import draft_layers_of, draft_lm_head_of, has_ordered_sums
+from headway.engine.options import check_deterministic, draft_layers_of, draft_lm_head_of, has_ordered_sums
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.select import drafter_name
 from headway.engine.state.specs import RowSpec
-
-
-def model(**changes: object) -> SimpleNamespace:
-    """A 7B's measures on a GPU, of which nothing exists."""
-    values = {
-        "hidden": 4096,
-        "vocab_size": 151_680,
-        "dtype": torch.bfloat16,
-        "device": "cuda",
-        "has_draft_head": True,
-        "sharing": 4,
-    }
-    values |= changes
-    heads = SimpleNamespace(num_heads=8 * int(str(values["sharing"])), num_kv_heads=8, head_dim=128)
-    shape = SimpleNamespace(
-        hidden_size=values["hidden"],
-        intermediate_size=11_008,
-        vocab_size=values["vocab_size"],
-        attentions=(heads,),
-        prompt_grid=None,
-    )
-    device = torch.device(str(values["device"]))
-    linears = (Linear(torch.empty(0, 0)), Linear(torch.empty(0, 0)))
-    return SimpleNamespace(
-        spec=shape,
-        dtype=values["dtype"],
-        device=device,
-        has_draft_head=values["has_draft_head"],
-        linears=lambda: linears,
-        state=lambda max_window: (),
-        target_linears=lambda: linears[:1],
-    )
 
 
 @pytest.mark.parametrize(
@@ -79,16 +45,14 @@ def model(**changes: object) -> SimpleNamespace:
     ids=str,
 )
 def test_drafts_take_few_bits_where_that_pays(
-    monkeypatch: pytest.MonkeyPatch,
     head: str,
-    changes: dict[str, object],
+    changes: dict[str, Any],
     expected: str,
     *,
     has_float8: bool,
 ) -> None:
-    monkeypatch.setattr(options, "has_float8_products", lambda _: has_float8)
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
-    assert draft_lm_head_of(config, model(**changes)) == expected  # type: ignore[arg-type]
+    assert draft_lm_head_of(config, outline(has_float8=has_float8, **changes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,14 +66,10 @@ def test_drafts_take_few_bits_where_that_pays(
     ],
     ids=str,
 )
-def test_few_bits_that_cannot_be_are_refused(
-    monkeypatch: pytest.MonkeyPatch, head: str, changes: dict[str, object], words: str
-) -> None:
-    monkeypatch.setattr(options, "has_float8_products", lambda _: False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+def test_few_bits_that_cannot_be_are_refused(head: str, changes: dict[str, Any], words: str) -> None:
     config = EngineConfig(model_path="", draft_lm_head=head)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        draft_lm_head_of(config, model(**changes))  # type: ignore[arg-type]
+        draft_lm_head_of(config, outline(**changes))
 
 
 @pytest.mark.parametrize(
@@ -128,16 +88,15 @@ def test_few_bits_that_cannot_be_are_refused(
     ids=str,
 )
 def test_the_mtp_layer_is_of_float8_where_that_pays(
-    monkeypatch: pytest.MonkeyPatch,
     layers: str,
-    changes: dict[str, object],
+    changes: dict[str, Any],
     expected: str,
     *,
     has_float8: bool,
 ) -> None:
-    monkeypatch.setattr(options, "has_float8_products", lambda device: has_float8 and device.type == "cuda")
+    has_float8 = has_float8 and changes.get("device") != "cpu"
     config = EngineConfig(model_path="", draft_layers=layers)  # type: ignore[arg-type]
-    assert draft_layers_of(config, model(**changes)) == expected  # type: ignore[arg-type]
+    assert draft_layers_of(config, outline(has_float8=has_float8, **changes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -154,14 +113,11 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
     ],
     ids=str,
 )
-def test_layers_of_float8_that_cannot_be_are_refused(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], words: str
-) -> None:
-    monkeypatch.setattr(options, "has_float8_products", lambda _: changes.keys() & {"hidden", "dtype"})
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+def test_layers_of_float8_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
+    has_float8 = bool(changes.keys() & {"hidden", "dtype"})
     config = EngineConfig(model_path="", draft_layers="fp8")
     with pytest.raises(ConfigError, match=words):
-        draft_layers_of(config, model(**changes))  # type: ignore[arg-type]
+        draft_layers_of(config, outline(has_float8=has_float8, **changes))
 
 
 @pytest.mark.parametrize(
@@ -183,25 +139,22 @@ def test_a_fast_gpu_takes_longer_chunks_and_the_longest_while_idle(
     available_gib: float,
     chunk: int,
     idle_chunk: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 7 GiB half of 15 %, 0.5 GiB, for 5,269 tokens of 107 kB."""
-    properties = SimpleNamespace(multi_processor_count=multiprocessors)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr("headway.engine.defaults.available_bytes", lambda device: int(available_gib * 2**30))
-    config, num_parameters = EngineConfig(model_path=""), int(1e9 * billions)
-    policy = prefill_policy(config, model(), num_parameters)  # type: ignore[arg-type]
+    shape = outline(num_multiprocessors=multiprocessors)
+    available = int(available_gib * 2**30)
+    policy = prefill_policy(EngineConfig(model_path=""), shape, int(1e9 * billions), available)
     assert (policy.separate, policy.idle) == (chunk, idle_chunk)
     assert policy.mixed == min(chunk, 384)
 
 
 def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_long() -> None:
     config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=2048)
-    cpu = model(device="cpu")
-    assert prefill_policy(config, cpu, int(7.8e9)) == PrefillPolicy.uniform(16)  # type: ignore[arg-type]
-    assert prefill_policy(asked, cpu, 1) == PrefillPolicy.uniform(2048)  # type: ignore[arg-type]
+    cpu, available = outline(device="cpu"), 1 << 30
+    assert prefill_policy(config, cpu, int(7.8e9), available) == PrefillPolicy.uniform(16)
+    assert prefill_policy(asked, cpu, 1, available) == PrefillPolicy.uniform(2048)
     expected = PrefillPolicy.uniform(2048, mixed_above_tokens=8)
-    assert prefill_policy(asked, model(), 1) == expected  # type: ignore[arg-type]
+    assert prefill_policy(asked, outline(), 1, available) == expected
 
 
 @pytest.mark.parametrize(
@@ -215,26 +168,20 @@ def test_a_gpu_runs_as_many_requests_as_leave_room_for_their_logits(
     """Half of the 15 % beside the KV cache, in bfloat16 and float32: of 7 GiB 0.5, for 154 rows of 3.5 MiB,
     in steps of 32."""
     available = available_gib << 30
-    assert max_running(model(vocab_size=vocab_size), depth, available) == rows  # type: ignore[arg-type]
-    assert max_running(model(device="cpu"), depth, available) == 64  # type: ignore[arg-type]
+    assert max_running(outline(vocab_size=vocab_size), depth, available) == rows
+    assert max_running(outline(device="cpu"), depth, available) == 64
 
 
 @pytest.mark.parametrize(("device", "rows"), [("cuda", 35), ("cpu", 35)])
-def test_the_state_of_all_rows_takes_a_quarter_of_the_memory_at_most(device: str, rows: int) -> None:
+def test_the_state_of_all_rows_takes_a_quarter_of_the_memory_at_most(
+    device: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The 27B's 151 MB a row, of 20 GiB that the weights leave."""
-    hybrid = model(device=device)
-    hybrid.state = lambda max_window: ((RowSpec("states", (151_000_000,), torch.int8),),)
-    assert max_running(hybrid, 3, 20 << 30) == rows  # type: ignore[arg-type]
+    hybrid, states = outline(device=device), (RowSpec("states", (151_000_000,), torch.int8),)
+    monkeypatch.setattr(hybrid.model, "state", lambda max_window: (states,))
+    assert max_running(hybrid, 3, 20 << 30) == rows
 
 
-@pytest.fixture
-def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked of a GPU that does not exist."""
-    monkeypatch.setattr(assembly, "keep_sums_whole", lambda: None)
-    monkeypatch.setattr(linear_module, "library_is_ordered", lambda weight, bias: False)
-
-
-@pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize(
     ("changes", "fast_math", "is_deterministic"),
     [
@@ -248,27 +195,34 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_on_a_gpu_sums_have_one_order_by_default(
-    changes: dict[str, object], *, fast_math: bool, is_deterministic: bool
+    changes: dict[str, Any], *, fast_math: bool, is_deterministic: bool
 ) -> None:
-    """Those of all linear layers but the drafts'; on a CPU nothing needs to change."""
-    shape = model(**changes)
     config = EngineConfig(model_path="", fast_math=fast_math)
-    _order_sums(config, shape)  # type: ignore[arg-type]
-    assert has_ordered_sums(config, shape.device.type, shape.dtype) is is_deterministic
-    is_ordered = is_deterministic and changes.get("device") != "cpu"
-    assert [linear.is_batch_invariant for linear in shape.linears()] == [is_ordered, False]
+    assert has_ordered_sums(config, outline(**changes)) is is_deterministic
 
 
-@pytest.mark.usefixtures("no_library")
+def test_the_sums_of_drafts_have_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of a GPU that does not exist."""
+    monkeypatch.setattr(assembly, "keep_sums_whole", lambda: None)
+    monkeypatch.setattr(linear_module, "library_is_ordered", lambda weight, bias: False)
+    model = outline().model
+    order_sums(model)
+    assert model.draft_head is not None
+    of_drafts = model.draft_head.linears()
+    assert [linear.is_batch_invariant for linear in model.linears()] == [
+        linear not in of_drafts for linear in model.linears()
+    ]
+
+
 def test_what_cannot_be_deterministic_is_refused() -> None:
     config = EngineConfig(model_path="", deterministic=True, depth=8)
-    _order_sums(config, model(sharing=16))  # type: ignore[arg-type]
+    check_deterministic(config, outline(sharing=16))
     with pytest.raises(ConfigError, match=r"no kernels for torch\.float64 on cuda; use another --dtype"):
-        _order_sums(config, model(dtype=torch.float64))  # type: ignore[arg-type]
+        check_deterministic(config, outline(dtype=torch.float64))
     with pytest.raises(ConfigError, match=r"no kernels for torch\.bfloat16 on cpu; use --dtype float32"):
-        _order_sums(config, model(dtype=torch.bfloat16, device="cpu"))  # type: ignore[arg-type]
+        check_deterministic(config, outline(dtype=torch.bfloat16, device="cpu"))
     with pytest.raises(ConfigError, match="--deterministic and --fast-math exclude each other"):
-        _order_sums(EngineConfig(model_path="", deterministic=True, fast_math=True), model())  # type: ignore[arg-type]
+        check_deterministic(EngineConfig(model_path="", deterministic=True, fast_math=True), outline())
 
 
 @pytest.mark.parametrize(("depth", "num_warnings"), [(3, 1), (0, 0)], ids=["wanted", "off"])

@@ -1,0 +1,88 @@
+"""Describes a model and its device before memory is taken for either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.loading.headers import outline_of
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError
+from headway.kernels import has_float8_products
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device can do, as far as it decides about defaults.
+
+    device: with its index, where it is a GPU. capability: CUDA's compute capability, "-" where there is none
+    or it is not known. num_multiprocessors: 0 of a CPU. num_threads: those that torch takes by itself on a
+    CPU, the cores or OMP_NUM_THREADS.
+    """
+
+    device: torch.device
+    has_float8: bool = False
+    capability: str = "-"
+    num_multiprocessors: int = 0
+    num_threads: int = 1
+
+    @classmethod
+    def of(cls, device: torch.device) -> DeviceFacts:
+        """Asks the device."""
+        if device.type == "cpu":
+            return cls(device, num_threads=torch.get_num_threads())
+        properties = torch.cuda.get_device_properties(device)
+        capability = f"{properties.major}.{properties.minor}"
+        return cls(device, has_float8_products(device), capability, properties.multi_processor_count)
+
+
+def wanted_device(config: EngineConfig) -> torch.device:
+    """Returns the device that --device names, with its index. Raises ConfigError."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError(
+            "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
+        )
+    if has_cuda and config.device != "cpu":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """All that defaults and checks are decided by.
+
+    model: has shapes and no memory. available: the bytes of the device that its weights leave; without
+    counts_weights all of them, because what the weights take is not known yet.
+    """
+
+    model: CausalLM
+    facts: DeviceFacts
+    available: int
+    counts_weights: bool = True
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Returns the device on which the model is to run."""
+        return self.facts.device
+
+    @property
+    def has_draft_head(self) -> bool:
+        return self.model.has_draft_head
+
+    @classmethod
+    def of_loaded(cls, model: CausalLM, facts: DeviceFacts, available: int) -> Outline:
+        """Describes a model whose weights are loaded."""
+        twin = outline_of(model.spec, model.dtype, with_draft_head=model.has_draft_head)
+        return cls(twin, facts, available)

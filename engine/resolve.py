@@ -1,0 +1,256 @@
+"""Decides what every option means for one model on one device, and how the memory is divided.
+
+Pure: a start resolves its configuration before the weights are loaded, by what config.json announces, and
+once more with the memory that they leave; an inspection resolves it for a model of which nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from headway.engine.defaults import num_threads, prefill_policy, with_rows
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.loading.headers import NAMED_DTYPES, dummy_dtype, outline_of, parameter_counts
+from headway.engine.models.spec import ModelSpec
+from headway.engine.options import (
+    check_adjustments,
+    check_audit,
+    check_deterministic,
+    check_recurrence,
+    has_ordered_sums,
+    wants_draft_head,
+    with_drafter,
+    with_formats,
+)
+from headway.engine.outline import DeviceFacts, Outline
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import EngineInfo
+from headway.engine.scheduling.prefill_policy import PrefillPolicy
+from headway.engine.speculation.select import drafter_state, max_pending, num_carries
+from headway.engine.state.masks import mask_bytes
+from headway.engine.state.memory import (
+    fitting_tokens,
+    format_bytes,
+    held_model_len,
+    num_checkpoints,
+    num_kv_blocks,
+    wanted_model_len,
+)
+from headway.engine.state.processors import table_bytes
+from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.specs import PagedSpec, StateSpec, block_bytes, row_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration in which nothing is left to be decided, and the sizes of all that is allocated.
+
+    config: its max_model_len is what the pool can hold for one request. layers: what the pool keeps by layer;
+    drafter_state: what it keeps for the drafter. weights_bytes: of the loaded parameters; draft_bytes: of the
+    formats of drafts, less what they replace; rows_bytes: of the tables of all rows, at most. num_blocks: 0
+    where not one request fits, which only an inspection sees.
+    """
+
+    config: EngineConfig
+    outline: Outline
+    prefill: PrefillPolicy
+    layers: tuple[tuple[StateSpec, ...], ...]
+    drafter_state: tuple[StateSpec, ...]
+    num_parameters: int
+    weights_bytes: int
+    draft_bytes: int
+    rows_bytes: int
+    num_blocks: int
+    num_checkpoints: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Returns the most context in tokens that is served."""
+        assert self.config.max_model_len is not None
+        return self.config.max_model_len
+
+    @property
+    def states(self) -> tuple[tuple[StateSpec, ...], ...]:
+        """Returns all that the pool keeps."""
+        return (*self.layers, self.drafter_state)
+
+    @property
+    def block_bytes(self) -> int:
+        """Returns the bytes of a block in all layers and of the drafter."""
+        return block_bytes(self.states, self.config.block_size)
+
+    @property
+    def row_state_bytes(self) -> int:
+        """Returns the bytes of that part of a row's state that layers and the drafter declare."""
+        return row_bytes(self.states)
+
+
+def announced(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts, available: int) -> Outline:
+    """Describes a model by its config.json alone, with dtype auto on a GPU as bfloat16: the weights may have
+    another, but 16 bits take the least memory and allow all options. Raises ConfigError."""
+    dtype = dummy_dtype(config.dtype, facts.device)
+    model = outline_of(spec, dtype, with_draft_head=wants_draft_head(config, spec))
+    return Outline(model, facts, available, counts_weights=False)
+
+
+def resolve(
+    config: EngineConfig,
+    outline: Outline,
+    noted: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Resolved:
+    """Raises ConfigError for what cannot be served.
+
+    noted: each check runs in such a context, which may catch its error, so that an inspection goes on.
+    """
+    model, facts = outline.model, outline.facts
+    config = with_drafter(config, has_head=model.has_draft_head or config.depth == 0)
+    config = with_formats(config, outline)
+    for check in (check_deterministic, check_audit, check_recurrence):
+        with noted():
+            check(config, outline)
+    num_parameters, weights_bytes = parameter_counts(model)
+    head = model.draft_head
+    draft_bytes = 0 if head is None else head.added_bytes(config.draft_lm_head, config.draft_layers)
+    left = outline.available - (draft_bytes if outline.counts_weights else 0)
+    prefill = prefill_policy(config, outline, num_parameters, left)
+    default_threads = num_threads(num_parameters, facts.num_threads) if facts.device.type == "cpu" else None
+    config = msgspec.structs.replace(
+        with_rows(config, outline, left),
+        dtype=_name_of(model.dtype),
+        mixed_above_tokens=prefill.mixed_above_tokens,
+        threads=config.threads or default_threads,
+    )
+    with noted():
+        check_adjustments(config, outline, left)
+    layers, of_drafter = model.state(config.depth + 1), drafter_state(config, model)
+    parts = _divide(config, outline, (*layers, of_drafter), left, noted)
+    return Resolved(
+        msgspec.structs.replace(config, max_model_len=parts.max_model_len),
+        outline,
+        prefill,
+        layers,
+        of_drafter,
+        num_parameters=num_parameters,
+        weights_bytes=weights_bytes,
+        draft_bytes=draft_bytes,
+        rows_bytes=parts.rows_bytes,
+        num_blocks=parts.num_blocks,
+        num_checkpoints=parts.num_checkpoints,
+    )
+
+
+class _Parts(NamedTuple):
+    """What the memory beside the weights is divided into. See Resolved."""
+
+    max_model_len: int
+    rows_bytes: int
+    num_blocks: int
+    num_checkpoints: int
+
+
+def _divide(
+    config: EngineConfig,
+    outline: Outline,
+    states: tuple[tuple[StateSpec, ...], ...],
+    available: int,
+    noted: Callable[[], AbstractContextManager[None]],
+) -> _Parts:
+    """available: the bytes that weights in all formats leave."""
+    wanted, num_blocks = wanted_model_len(config, outline.spec), 0
+    bytes_of_block, bytes_of_row = block_bytes(states, config.block_size), row_bytes(states)
+    most = available - config.num_rows * bytes_of_row
+    # A context that is cut, or refused, has no longer tables than what would fit without them.
+    fitting = max(fitting_tokens(config, block_bytes=bytes_of_block, available=most), config.block_size)
+    rows_bytes = _rows_bytes(config, outline, min(wanted, fitting))
+    available -= rows_bytes
+    with noted():
+        num_blocks = num_kv_blocks(
+            config,
+            max_model_len=wanted,
+            block_bytes=bytes_of_block,
+            available=available,
+            row_bytes=bytes_of_row,
+        )
+    held = held_model_len(wanted, num_blocks=num_blocks, block_size=config.block_size)
+    copies = num_checkpoints(config, row_bytes=bytes_of_row, available=available)
+    return _Parts(held if num_blocks > 0 else wanted, rows_bytes, num_blocks, copies)
+
+
+def _rows_bytes(config: EngineConfig, outline: Outline, max_model_len: int) -> int:
+    """Returns the bytes that are taken for rows before the pool. A CPU takes the logits processors' when they
+    are first used."""
+    vocab_size = outline.spec.vocab_size
+    columns = take_rows(config, outline.model, max_model_len).tensors().values()
+    num_bytes = sum(column.nbytes for column in columns)
+    num_bytes += mask_bytes(config.num_rows, config.depth + 1, vocab_size)
+    return num_bytes + (table_bytes(config.num_rows, vocab_size) if outline.device.type == "cuda" else 0)
+
+
+def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowTensors:
+    """Allocates the state of requests on the model's device. The configuration names its drafter."""
+    return RowTensors.allocate(
+        config.num_rows,
+        max_blocks=-(-max_model_len // config.block_size),
+        max_pending=max_pending(config),
+        hidden_size=model.spec.hidden_size,
+        dtype=model.dtype,
+        device=model.device,
+        num_carries=num_carries(model),
+    )
+
+
+def warn_of_cut_context(config: EngineConfig, spec: ModelSpec, resolved: Resolved) -> None:
+    """Logs what the model has more than is served. config, spec: as they were given, before anything was
+    resolved. Raises ConfigError for more than the model was made for."""
+    length, wanted = resolved.max_model_len, wanted_model_len(config, spec)
+    if length < wanted:
+        blocks = -(-wanted // resolved.config.block_size) + 1
+        logger.warning(
+            "the context is %s tokens, as many as fit: the model's %s would take %s of KV cache; a larger --kv-cache-memory or a "
+            "narrower --dtype may allow more, and --max-model-len %d serves as many without this warning",
+            f"{length:,}",
+            f"{wanted:,}",
+            format_bytes(blocks * resolved.block_bytes),
+            length,
+        )
+
+
+def engine_info(resolved: Resolved) -> EngineInfo:
+    """Returns what the server is told of the engine."""
+    config, spec = resolved.config, resolved.outline.spec
+    paged = (spec for specs in resolved.states for spec in specs if isinstance(spec, PagedSpec))
+    return EngineInfo(
+        architecture=spec.architecture,
+        device=config.device,
+        dtype=config.dtype,
+        num_parameters=resolved.num_parameters,
+        weights_bytes=resolved.weights_bytes,
+        kv_cache_bytes=resolved.num_blocks * sum(one.block_bytes(config.block_size) for one in paged),
+        num_blocks=resolved.num_blocks,
+        block_size=config.block_size,
+        max_model_len=resolved.max_model_len,
+        max_running=config.num_rows,
+        vocab_size=spec.vocab_size,
+        depth=config.depth,
+        chooses_depth=config.chooses_depth and config.depth > 0,
+        has_draft_head=resolved.outline.has_draft_head,
+        drafter=config.drafter,
+        has_dummy_weights=config.load_format == "dummy",
+        synthetic_acceptance=config.synthetic_acceptance,
+        draft_lm_head=config.draft_lm_head,
+        draft_layers=config.draft_layers,
+        is_deterministic=has_ordered_sums(config, resolved.outline),
+    )
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return next(name for name, named in NAMED_DTYPES.items() if named == dtype)

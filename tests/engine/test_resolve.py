@@ -1,0 +1,87 @@
+"""A configuration is resolved for a model and a device of which nothing exists: what is open is decided, and
+what is counted fits."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from headway_testing.outline import outline
+
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.resolve import resolve
+
+DEVICES: list[dict[str, Any]] = [
+    {"has_float8": True},
+    {"device": "cpu", "dtype": torch.float32},
+    {"has_draft_head": False},
+]
+
+
+@pytest.mark.parametrize("measures", DEVICES, ids=str)
+def test_nothing_is_left_to_be_decided(measures: dict[str, Any]) -> None:
+    """None means of mixed_above_tokens that no round shares its pass, of max_extra_rows that none is refused,
+    of threads that they are torch's."""
+    resolved = resolve(EngineConfig(model_path=""), outline(**measures))
+    values = msgspec.structs.asdict(resolved.config)
+    assert "auto" not in values.values()
+    assert resolved.config.device == measures.get("device", "cuda")
+    open_ones = {key for key, value in values.items() if value is None}
+    is_cpu = resolved.config.device == "cpu"
+    chosen = {"mixed_above_tokens"} if is_cpu else {"threads", "max_extra_rows"}
+    assert open_ones == chosen | {"kv_cache_memory_bytes", "prefill_chunk", "synthetic_acceptance"}
+
+
+@pytest.mark.parametrize("measures", DEVICES, ids=str)
+def test_what_is_resolved_stays_as_it_is(measures: dict[str, Any]) -> None:
+    shape = outline(**measures)
+    resolved = resolve(EngineConfig(model_path=""), shape)
+    assert resolve(resolved.config, shape) == resolved
+
+
+@pytest.mark.parametrize("gib", [2, 7, 110])
+@pytest.mark.parametrize("measures", DEVICES, ids=str)
+def test_all_that_is_counted_fits(measures: dict[str, Any], gib: float) -> None:
+    available = int(gib * 2**30)
+    resolved = resolve(EngineConfig(model_path=""), outline(available=available, **measures))
+    taken = resolved.draft_bytes + resolved.rows_bytes + resolved.num_blocks * resolved.block_bytes
+    assert taken < available
+    assert resolved.num_blocks * resolved.config.block_size > resolved.max_model_len
+
+
+def test_a_context_that_is_not_set_is_cut_and_one_that_is_set_is_refused() -> None:
+    small, config = outline(available=10**8, has_draft_head=False), EngineConfig(model_path="", max_running=4)
+    length = resolve(config, small).max_model_len
+    assert 0 < length < small.spec.max_position_embeddings
+    with pytest.raises(ConfigError, match=f"lower --max-model-len to {length}"):
+        resolve(msgspec.structs.replace(config, max_model_len=length + 16), small)
+
+
+def test_before_the_weights_are_loaded_their_formats_take_no_memory() -> None:
+    """A model that will not fit is told by what its weights take, not by what its drafts take."""
+    early = replace(outline(has_float8=True, available=600_000_000), counts_weights=False)
+    assert resolve(EngineConfig(model_path=""), early).draft_bytes > early.available
+    with pytest.raises(ConfigError):
+        resolve(EngineConfig(model_path=""), replace(early, counts_weights=True))
+
+
+def test_an_inspection_goes_on_after_a_check_that_fails() -> None:
+    config = EngineConfig(model_path="", deterministic=True, fast_math=True, kv_cache_memory_bytes=1)
+    errors: list[str] = []
+
+    class Noted(AbstractContextManager[None]):
+        def __exit__(self, kind: object, error: object, trace: object) -> bool:
+            errors.extend([str(error)] if isinstance(error, ConfigError) else [])
+            return isinstance(error, ConfigError)
+
+    resolved = resolve(config, outline(), Noted)
+    assert [error.split()[0] for error in errors] == ["--deterministic", "one"]
+    assert (resolved.num_blocks, resolved.max_model_len) == (0, 32_768)
+    with suppress(ConfigError):
+        resolve(config, outline())
+        pytest.fail("the first error ends a start")

@@ -1,0 +1,48 @@
+"""A model and a device of which nothing exists but their measures."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.engine.loading.headers import outline_of
+from headway.engine.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    ModelSpec,
+    MtpSpec,
+    NormSpec,
+    RopeSpec,
+)
+from headway.engine.outline import DeviceFacts, Outline
+
+
+def outline(
+    *,
+    hidden: int = 4096,
+    vocab_size: int = 151_680,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    has_draft_head: bool = True,
+    sharing: int = 4,
+    has_float8: bool = False,
+    num_multiprocessors: int = 132,
+    available: int = 110 << 30,
+) -> Outline:
+    """A 7B's measures on a GPU, of which nothing exists."""
+    norm, rope = NormSpec(1e-6), RopeSpec(1e6, 128)
+    layer = LayerSpec(AttentionSpec(8 * sharing, 8, 128, rope, 0.1), DenseSpec(11_008))
+    spec = ModelSpec(
+        "MiMoForCausalLM",
+        vocab_size,
+        hidden,
+        (layer,),
+        norm,
+        32_768,
+        tied=False,
+        draft_head=MtpSpec(1, layer),
+    )
+    facts = DeviceFacts(
+        torch.device(device), has_float8, "8.0" if device == "cuda" else "-", num_multiprocessors, 4
+    )
+    return Outline(outline_of(spec, dtype, with_draft_head=has_draft_head), facts, available)
