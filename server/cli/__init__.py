@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -23,17 +24,12 @@ from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_lo
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
+from headway.server.cli.config_file import read_config_file
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
 from headway.server.cli.environment import remarks_on_services, warnings_of_unknown, without_services
 from headway.server.cli.foreign_flags import UsageError, own_arguments
-from headway.server.cli.options import (
-    Option,
-    Value,
-    add_options,
-    name_the_variable,
-    parse_switch,
-    read_values,
-)
+from headway.server.cli.options import Option, Value, add_options, parse_switch
+from headway.server.cli.settings import Settings
 from headway.server.engine.inspector import EngineInspector
 
 Config = TypeVar("Config")
@@ -79,7 +75,8 @@ INSPECT_MODEL_HELP = (
     "without it, the small model that ships with Headway [HEADWAY_MODEL]"
 )
 SERVE_EPILOG = """\
-every flag can also be set by the variable in brackets; the command line wins.
+every flag can also be set by the variable in brackets, or in a YAML file (--config): the command line wins over the
+environment, and the environment over the file.
 
 examples:
   headway serve                                     the embedded model
@@ -106,12 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "complete": (_complete, COMPLETE_GROUPS),
     }
     run, groups = runs.get(arguments.command, (_bench, {}))
-    environment = without_services(os.environ)
+    settings = Settings(arguments, _environment())
     try:
-        return run(arguments, environment)
+        if arguments.command in FLAGS_OF_SERVERS:
+            settings = _with_config_file(settings)
+        return run(settings)
     except HeadwayError as error:
         if isinstance(error, ConfigError):
-            error = name_the_variable(error, arguments, _options(groups), environment)
+            error = settings.name_the_source(error, _options(groups))
         print(f"headway: {error}", file=sys.stderr)
         return 1
     except ReaderGoneError:
@@ -120,14 +119,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _environment() -> dict[str, str]:
+    """Returns the environment without what is not the operator's, and without an empty HEADWAY_MODEL, as
+    compose files set it."""
+    names = without_services(os.environ).items()
+    return {name: value for name, value in names if value or name != options.MODEL_NAME.variable}
+
+
+def _with_config_file(settings: Settings) -> Settings:
+    """Raises ConfigError."""
+    path = settings.value(options.CONFIG)
+    if path is None:
+        return settings
+    known = [option for option in _options(SERVE_GROUPS) if option is not options.CONFIG]
+    return replace(settings, file=read_config_file(str(path), [options.MODEL_NAME, *known]))
+
+
 def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
     program where it cannot be taken."""
     command = argv[0] if argv else ""
     if command not in FLAGS_OF_SERVERS:
         return argv, []
-    options = _options(FLAGS_OF_SERVERS[command])
-    flags = {f"--{option.flag}": option.parse is not parse_switch for option in options}
+    known = _options(FLAGS_OF_SERVERS[command])
+    flags = {f"--{option.flag}": option.parse is not parse_switch for option in known}
     try:
         own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False, "--help-all": False})
     except UsageError as error:
@@ -203,54 +218,51 @@ def _command(module: str, function: str) -> Callable[..., int]:
     return found
 
 
-def _serve(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    values = read_values(arguments, _options(SERVE_GROUPS), environment)
+def _serve(settings: Settings) -> int:
+    values = settings.read(_options(SERVE_GROUPS))
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
-    _log_what_is_ignored(arguments)
-    source = _source(arguments.model, values, environment)
-    return _command("serve", "serve")(config, source, _engine_config(values))
+    _log_what_is_ignored(settings)
+    return _command("serve", "serve")(config, _source(settings, values), _engine_config(values))
 
 
-def _log_what_is_ignored(arguments: argparse.Namespace) -> None:
+def _log_what_is_ignored(settings: Settings) -> None:
     """The flags and variables that change nothing."""
-    known = {option.variable for groups in ALL_GROUPS for option in _options(groups)} | {"HEADWAY_MODEL"}
-    for line in (*arguments.remarks, *remarks_on_services(os.environ)):
+    known = {o.variable for groups in ALL_GROUPS for o in (options.MODEL_NAME, *_options(groups))}
+    for line in (*settings.typed.remarks, *settings.file.remarks, *remarks_on_services(os.environ)):
         logger.info(line)
     for line in warnings_of_unknown(os.environ, known):
         logger.warning(line)
 
 
-def _bench(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
-    return bench(arguments.kind, arguments.arguments)
+def _bench(settings: Settings) -> int:
+    return bench(settings.typed.kind, settings.typed.arguments)
 
 
-def _chat(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    values = read_values(arguments, _options(CHAT_GROUPS), environment)
-    return _command("chat", "chat")(_build(ChatConfig, values), arguments.model)
+def _chat(settings: Settings) -> int:
+    values = settings.read(_options(CHAT_GROUPS))
+    return _command("chat", "chat")(_build(ChatConfig, values), settings.typed.model)
 
 
-def _warm_up(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    values = read_values(arguments, _options(SERVE_GROUPS), environment)
+def _warm_up(settings: Settings) -> int:
+    values = settings.read(_options(SERVE_GROUPS))
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
-    _log_what_is_ignored(arguments)
-    source = _source(arguments.model, values, environment)
-    return _command("warmup", "warm_up")(source, _engine_config(values))
+    _log_what_is_ignored(settings)
+    return _command("warmup", "warm_up")(_source(settings, values), _engine_config(values))
 
 
-def _inspect(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    values = read_values(arguments, _options(INSPECT_GROUPS), environment)
-    config, source = _build(InspectConfig, values), _source(arguments.model, values, environment)
+def _inspect(settings: Settings) -> int:
+    values = settings.read(_options(INSPECT_GROUPS))
+    config, source = _build(InspectConfig, values), _source(settings, values)
     with closing(EngineInspector()) as engine:  # it imports torch while this process imports the command
         return _command("inspect", "inspect")(config, source, _engine_config(values), engine)
 
 
-def _complete(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    values = read_values(arguments, _options(COMPLETE_GROUPS), environment)
+def _complete(settings: Settings) -> int:
+    values = settings.read(_options(COMPLETE_GROUPS))
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
-    prompt = _prompt(arguments.prompt)
-    source = _source(arguments.model, values, environment)
+    prompt, source = _prompt(settings.typed.prompt), _source(settings, values)
     return _command("complete", "complete")(
         _build(CompleteConfig, values), prompt, source, _engine_config(values)
     )
@@ -275,9 +287,8 @@ def _build(kind: type[Config], values: Mapping[str, Value]) -> Config:
     return msgspec.convert(dict(values), kind)
 
 
-def _source(model: str | None, values: Mapping[str, Value], environment: Mapping[str, str]) -> ModelSource:
-    name = model or environment.get("HEADWAY_MODEL") or None
-    return _build(ModelSource, {**values, "name": name})
+def _source(settings: Settings, values: Mapping[str, Value]) -> ModelSource:
+    return _build(ModelSource, {**values, "name": settings.value(options.MODEL_NAME) or None})
 
 
 def _engine_config(values: Mapping[str, Value]) -> EngineConfig:

@@ -43,7 +43,6 @@ INSTEAD = {
     "otlp-traces-endpoint": "--otlp-endpoint", "oltp-traces-endpoint": "--otlp-endpoint", "timeout": "--request-timeout",
     "watchdog-timeout": "--engine-timeout", "shutdown-timeout": "--drain-seconds",
     "t": "--threads", "threads-batch": "--threads", "n-gpu-layers": "--device", "gpu-layers": "--device", "ngl": "--device",
-    "config": "the variables HEADWAY_<FLAG>, as of an environment file",
     "seed": "seed in requests", "random-seed": "seed in requests", "temp": _REQUESTS, "temperature": _REQUESTS, "top-p": _REQUESTS,
     "top-k": _REQUESTS, "min-p": _REQUESTS, "n-predict": "max_tokens in requests", "n": "max_tokens in requests",
     "repeat-penalty": "repetition_penalty in requests", "presence-penalty": _REQUESTS, "frequency-penalty": _REQUESTS, "ignore-eos": "ignore_eos in requests",
@@ -127,8 +126,8 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
                 or left[0] in (*ONE_OF_SOME.get(name, ()), *OPTIONAL_VALUES.get(name, ()))
             )
             given = value if equals else left.pop(0) if is_value else None
-            if not _is_harmless(name, given):
-                raise UsageError(_refusal(flag, name, flags))
+            if not is_harmless(name, given):
+                raise UsageError(refusal(flag, name, flags))
             remarks.append(f"{flag} is taken and changes nothing")
     if num_plain > 1:
         raise UsageError(
@@ -137,7 +136,8 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
     return own, remarks
 
 
-def _is_harmless(name: str, value: str | None) -> bool:
+def is_harmless(name: str, value: str | None) -> bool:
+    """Returns whether a flag of another server changes nothing. value: None where none is given."""
     if name in ONE_OF_SOME:
         return value in ONE_OF_SOME[name]
     if name in HARMLESS:
@@ -145,12 +145,16 @@ def _is_harmless(name: str, value: str | None) -> bool:
     return name in HARMLESS_WITH_VALUE
 
 
-def _refusal(flag: str, name: str, flags: Collection[str]) -> str:
+def refusal(flag: str, name: str, flags: Collection[str]) -> str:
+    """Returns what is wrong with a flag that is not one of these, and what to use. name: without dashes, with
+    - between words."""
     if name in REMOVED:
         return f"{flag} was removed: use {REMOVED[name]}"
     if name in INSTEAD:
         return f"{flag} is a flag of other servers: use {INSTEAD[name]}"
     if name in NOT_SERVED:
         return f"{flag} is a flag of other servers: {NOT_SERVED[name]}"
-    near = get_close_matches(f"--{name}", flags, n=1, cutoff=0.75)
-    return f"there is no {flag}" + (f"; did you mean {near[0]}?" if near else "; --help-all names all flags")
+    names = {known.lstrip("-"): known for known in flags}
+    near = get_close_matches(name, names, n=1, cutoff=0.75)
+    hint = f"did you mean {names[near[0]]}?" if near else "--help-all names all flags"
+    return f"there is no {flag}; {hint}"

@@ -1,15 +1,14 @@
 """The command line: every flag, its default and its help, from a table; each also read from
-HEADWAY_<FLAG>."""
+HEADWAY_<FLAG>, and from the file of --config."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway.engine import MAX_DEPTH, ConfigError
-from headway.server.cli.redaction import without_credentials
+from headway.engine import MAX_DEPTH
 
 DEFAULT_MAX_DEPTH = 3
 _INT_LIMIT = 2**63  # of what is sent to the engine
@@ -50,9 +49,19 @@ def parse_url(text: str) -> str:
 
 
 def parse_switch(text: str) -> bool:
-    values = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+    values = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+        "": False,
+    }
     if text.lower() not in values:
-        raise ValueError("1 or 0")
+        raise ValueError("true or false, 1 or 0")
     return values[text.lower()]
 
 
@@ -173,11 +182,14 @@ class Option:
     def variable(self) -> str:
         return "HEADWAY_" + self.key.upper()
 
-    def variable_in(self, environment: Mapping[str, str]) -> str | None:
-        return self.variable if self.variable in environment else None
 
-
+# The model has no flag where it is an argument by itself.
+MODEL_NAME = Option("model", str, None, "a folder or ORG/NAME", "MODEL")
+CONFIG = Option(
+    "config", str, None, "a YAML file with one key a flag, such as max-running: 64, and the key model", "FILE"
+)
 SERVER = [
+    CONFIG,
     Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
     Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
     Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
@@ -272,6 +284,7 @@ GENERATION = [
     Option("stop", str, None, "end before this text; may be given again", "TEXT", is_list=True),
 ]  # fmt: skip
 INSPECTION = [
+    CONFIG,
     Option("gpu-memory", parse_size, None, "tell what fits on a GPU of this memory, such as 80GiB, which need not be here", "SIZE"),
     Option("json", parse_switch, False, "print one JSON object"),
     *(option for option in REQUESTS if option.flag in ("chat-template", "tool-format")),
@@ -312,50 +325,3 @@ def _add_option(group: argparse._ArgumentGroup, option: Option, text: str) -> No
 def _default_note(option: Option) -> str:
     is_told = option.default in (None, []) or option.default is False or "default" in option.help
     return "" if is_told else f" (default: {option.default})"
-
-
-def read_values(
-    arguments: argparse.Namespace, options: Iterable[Option], environment: Mapping[str, str]
-) -> dict[str, Value]:
-    """Command line, else environment, else default. Raises ConfigError that names flag or variable."""
-    return {option.key: _read(option, getattr(arguments, option.key), environment) for option in options}
-
-
-def name_the_variable(
-    error: ConfigError,
-    arguments: argparse.Namespace,
-    options: Iterable[Option],
-    environment: Mapping[str, str],
-) -> ConfigError:
-    """A complaint about a flag that was not typed names the variable that set it."""
-    for option in options:
-        variable = option.variable_in(environment)
-        if variable and getattr(arguments, option.key) is None and f"--{option.flag} " in str(error):
-            return ConfigError(str(error).replace(f"--{option.flag} ", f"{variable} "))
-    return error
-
-
-def _read(option: Option, given: str | list[str] | None, environment: Mapping[str, str]) -> Value:
-    if isinstance(given, list):
-        return [str(_parse(option, f"--{option.flag}", text)) for text in given]
-    if given is not None:
-        return _parse(option, f"--{option.flag}", given)
-    variable = option.variable_in(environment)
-    if variable is None:
-        return option.default
-    value = _parse(option, variable, environment[variable])
-    return [str(value)] if option.is_list else value
-
-
-def _parse(option: Option, source: str, text: str) -> Value:
-    try:
-        return option.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{source} is {_shown(option, text)}, it must be {error}") from None
-
-
-def _shown(option: Option, text: str) -> str:
-    """Of a secret, and of what a URL has before its host, nothing is repeated: errors are logged."""
-    if option.is_secret and text:
-        return f"a text of {len(text)} characters (not shown)"
-    return repr(without_credentials(text))

@@ -30,8 +30,9 @@ from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig
 from headway.server.cli import options, serve
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.foreign_flags import REMOVED
-from headway.server.cli.options import Option, parse_size, read_values
+from headway.server.cli.options import Option, parse_size
 from headway.server.cli.serve import DrainingServer
+from headway.server.cli.settings import Settings
 from headway.server.requests.services import Services
 
 
@@ -64,7 +65,27 @@ def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Se
     ]
 
 
-def test_every_flag_arrives(served: list[Served]) -> None:
+def as_file(line: str, folder: Path, between: str) -> str:
+    """Returns a command line that says the same by a file, with this between the words of its keys."""
+    command, model, *rest = shlex.split(line)
+    keys: dict[str, list[str]] = {"model": [model]}
+    for word in rest:
+        if word.startswith("--"):
+            key = word.removeprefix("--").replace("-", between)
+            keys.setdefault(key, [])
+        else:
+            keys[key].append(word)
+    lines = [f"{key}: {json.dumps(values) if len(values) > 1 else ''.join(values) or 'true'}"
+             for key, values in keys.items()]  # fmt: skip
+    file = folder / "headway.yaml"
+    file.write_text("\n".join(lines).replace(": *", ": '*'").replace(": ::1", ": '::1'"))
+    return f"{command} --config {file}"
+
+
+@pytest.mark.parametrize(
+    "between", [None, "-", "_"], ids=["line", "file-with-hyphens", "file-with-underscores"]
+)
+def test_every_flag_arrives(served: list[Served], tmp_path: Path, between: str | None) -> None:
     line = """serve ORG/NAME --host ::1 --port 9 --served-model-name m --served-model-name n --drain-seconds 1.5 --log-level debug
         --revision v1 --device cpu --dtype float64 --max-model-len 100 --threads 2
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
@@ -72,6 +93,8 @@ def test_every_flag_arrives(served: list[Served]) -> None:
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --request-timeout 60
         --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
         --deterministic --fast-math --require-speculation --force-include-usage --unknown-fields refuse --metrics-names both --chat-template /t"""
+    if between is not None:
+        line = as_file(line, tmp_path, between)
     assert cli.main(shlex.split(line)) == 0
     server = ServerConfig(
         host="::1", port=9, served_model_name=["m", "n"], drain_seconds=1.5, log_level="debug", unix_socket="/s",
@@ -135,6 +158,7 @@ def test_every_option_has_a_field_and_help(option: Option) -> None:
     fields = {f for config in configs for f in config.__dataclass_fields__}
     fields |= {field.name for field in msgspec.structs.fields(EngineConfig)}
     fields.add("max_depth")  # becomes the field depth, with chooses_depth
+    fields.add("config")  # has values of others
     assert {option.key, f"{option.key}_bytes", option.key.removeprefix("no_")} & fields
     assert len(option.help) > 10
 
@@ -212,7 +236,11 @@ WRONG = [
     ("HEADWAY_MAX_DEPTH", "-1", "HEADWAY_MAX_DEPTH is -1"),
     ("HEADWAY_BLOCK_SIZE", "17", "HEADWAY_BLOCK_SIZE is 17, it must be a power of two"),
     ("HEADWAY_KV_CACHE_MEMORY", "much", "HEADWAY_KV_CACHE_MEMORY is 'much', it must be a size"),
-    ("HEADWAY_NO_PREFIX_CACHING", "maybe", "HEADWAY_NO_PREFIX_CACHING is 'maybe', it must be 1 or 0"),
+    (
+        "HEADWAY_NO_PREFIX_CACHING",
+        "maybe",
+        "HEADWAY_NO_PREFIX_CACHING is 'maybe', it must be true or false, 1 or 0",
+    ),
     ("HEADWAY_DEVICE", "tpu", "HEADWAY_DEVICE is 'tpu', it must be one of auto, cpu, cuda"),
     (
         "HEADWAY_DRAFT_LM_HEAD",
@@ -310,9 +338,9 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_a_list_from_a_variable_has_one_entry() -> None:
     arguments = cli._parser().parse_args(["complete", "x"])
-    assert read_values(arguments, options.GENERATION, {"HEADWAY_STOP": "END"})["stop"] == ["END"]
+    assert Settings(arguments, {"HEADWAY_STOP": "END"}).read(options.GENERATION)["stop"] == ["END"]
     arguments = cli._parser().parse_args(["complete", "x", "--stop", "a", "--stop", "b"])
-    assert read_values(arguments, options.GENERATION, {"HEADWAY_STOP": "END"})["stop"] == ["a", "b"]
+    assert Settings(arguments, {"HEADWAY_STOP": "END"}).read(options.GENERATION)["stop"] == ["a", "b"]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

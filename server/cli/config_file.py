@@ -1,0 +1,109 @@
+"""The file of --config: YAML, one key a flag of `headway serve`, with - or _ between words.
+
+Values are texts, read as those of the command line are: revision: 1.10 stays 1.10. Nothing of a file but
+keys and lines is told before an option has said whether its value is a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from headway.engine import ConfigError
+from headway.server.cli.foreign_flags import is_harmless, refusal
+from headway.server.cli.options import CONFIG, Option
+
+TEXT_TAG = "tag:yaml.org,2002:str"
+
+
+@dataclass(frozen=True, slots=True)
+class FileValue:
+    """What a file says of one flag. source: the file, the line and the key, as errors name it."""
+
+    source: str
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """values: by the option's key. remarks: on keys of other servers' flags that change nothing."""
+
+    values: dict[str, FileValue]
+    remarks: list[str]
+
+
+NO_FILE = ConfigFile({}, [])
+
+
+def read_config_file(path: str, options: Iterable[Option]) -> ConfigFile:
+    """Reads the values of the options that the file names.
+
+    Raises ConfigError for a file that cannot be read or is not YAML, an unknown or repeated key, and a value
+    that is not one text, or for a flag that may be given again not a list of texts.
+    """
+    by_flag = {option.flag: option for option in options}
+    values: dict[str, FileValue] = {}
+    remarks: list[str] = []
+    for key, value in _entries(path):
+        line = f"{path}, line {key.start_mark.line + 1}"
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{line}: a key is a list or a mapping, it must be the name of a flag")
+        source = f"{line}: {key.value}"
+        option = by_flag.get(key.value.replace("_", "-"))
+        if option is None:
+            remarks.append(_remark(line, key.value, value, by_flag))
+        elif option.key in values:
+            raise ConfigError(f"{source} is given a second time; leave one out")
+        else:
+            values[option.key] = FileValue(source, _texts(source, value, is_list=option.is_list))
+    return ConfigFile(values, remarks)
+
+
+def _entries(path: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Returns the pairs of the mapping that the file is; none of an empty file."""
+    given = f"--{CONFIG.flag} is {path!r}, it must be a YAML file with one key a flag"
+    try:
+        root = yaml.compose(Path(path).read_text("utf-8-sig"), Loader=yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{given}: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
+        raise ConfigError(f"{given}: {error.problem}{line}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"{given}: it has characters that YAML does not allow") from None
+    if root is None or not root.value:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{given}, such as max-running: 64")
+    return list(root.value)
+
+
+def _remark(line: str, key: str, value: yaml.Node, known: Collection[str]) -> str:
+    """Returns what is to be said of a flag of another server that changes nothing. Raises ConfigError for
+    all other keys."""
+    name = key.replace("_", "-")
+    if name == CONFIG.flag:
+        raise ConfigError(f"{line}: {key} names another file; write its keys here")
+    if not is_harmless(name, value.value if isinstance(value, yaml.ScalarNode) else ""):
+        raise ConfigError(f"{line}: {refusal(key, name, known)}")
+    return f"{line}: {key} is taken and changes nothing"
+
+
+def _texts(source: str, value: yaml.Node, *, is_list: bool) -> list[str]:
+    if is_list and isinstance(value, yaml.SequenceNode):
+        return [_text(source, item, "a text or a list of texts") for item in value.value]
+    return [_text(source, value, "a text or a list of texts" if is_list else "one value")]
+
+
+def _text(source: str, value: yaml.Node, wanted: str) -> str:
+    kinds = {yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
+    if not isinstance(value, yaml.ScalarNode):
+        raise ConfigError(f"{source} is {kinds[type(value)]}, it must be {wanted}")
+    if value.tag != TEXT_TAG:
+        raise ConfigError(f"{source} has the tag {value.tag}, which means nothing here; leave it out")
+    if not value.value and value.style is None:
+        raise ConfigError(f"{source} has no value; give one, or leave the key out")
+    return str(value.value)

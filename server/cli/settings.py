@@ -1,0 +1,67 @@
+"""Where values come from: the command line, else the environment, else the file of --config, else the
+option's default."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headway.engine import ConfigError
+from headway.server.cli.config_file import NO_FILE, ConfigFile
+from headway.server.cli.options import Option, Value
+from headway.server.cli.redaction import without_credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The sources of one command's values. typed: the command line, with None for what was not given."""
+
+    typed: argparse.Namespace
+    environment: Mapping[str, str]
+    file: ConfigFile = NO_FILE
+
+    def read(self, options: Iterable[Option]) -> dict[str, Value]:
+        """Returns the values by their options' keys. Raises ConfigError that names the source."""
+        return {option.key: self.value(option) for option in options}
+
+    def value(self, option: Option) -> Value:
+        given = self._given(option)
+        if given is None:
+            return option.default
+        source, texts = given
+        values = [_parse(option, source, text) for text in texts]
+        return [str(value) for value in values] if option.is_list else values[-1]
+
+    def name_the_source(self, error: ConfigError, options: Iterable[Option]) -> ConfigError:
+        """Returns a complaint about a flag that was not typed with the variable, or the key of the file, that
+        set it."""
+        for option in options:
+            given, flag = self._given(option), f"--{option.flag} "
+            if given is not None and given[0] != flag.strip() and flag in str(error):
+                return ConfigError(str(error).replace(flag, f"{given[0]} "))
+        return error
+
+    def _given(self, option: Option) -> tuple[str, list[str]] | None:
+        """Returns the source, as errors name it, and the texts that it has."""
+        typed = getattr(self.typed, option.key)
+        if typed is not None:
+            return f"--{option.flag}", typed if isinstance(typed, list) else [typed]
+        if option.variable in self.environment:
+            return option.variable, [self.environment[option.variable]]
+        value = self.file.values.get(option.key)
+        return None if value is None else (value.source, value.texts)
+
+
+def _parse(option: Option, source: str, text: str) -> Value:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is {_shown(option, text)}, it must be {error}") from None
+
+
+def _shown(option: Option, text: str) -> str:
+    """Of a secret, and of what a URL has before its host, nothing is repeated: errors are logged."""
+    if option.is_secret and text:
+        return f"a text of {len(text)} characters (not shown)"
+    return repr(without_credentials(text))
