@@ -20,11 +20,11 @@ from headway.kernels.attention.dispatch import (
 from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
+from headway.kernels.elementwise.gated_mul import gated_mul
 from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
-from headway.kernels.elementwise.silu_mul import silu_mul
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
 from headway.kernels.linear._skinny_core import reserve_workspace
@@ -125,6 +125,7 @@ __all__ = [
     "embed_rms_norm",
     "force_acceptance",
     "fuses_qkv",
+    "gated_mul",
     "gated_rms_norm",
     "gumbel_noise",
     "has_float8_products",
@@ -155,7 +156,6 @@ __all__ = [
     "rows_of_each_kernel",
     "sample",
     "sigmoid_mul",
-    "silu_mul",
     "splits_keys",
     "stamp",
     "store_pending_states",

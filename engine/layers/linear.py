@@ -95,7 +95,7 @@ class Linear:
 
     def gated(self, x: Activation) -> torch.Tensor:  # [n, in] -> [n, out / 2]
         """Returns silu of the first half of the outputs times the second half."""
-        return linear(x, self._stored, Epilogue(self.bias, "silu_mul")).values
+        return linear(x, self._stored, Epilogue(self.bias, "gated_mul")).values
 
     def added_to(
         self,

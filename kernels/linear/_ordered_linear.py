@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear
 
-from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.elementwise.gated_mul import gated_mul
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear
 from headway.kernels.linear._hopper_gated_linear import streamed_gated_linear
@@ -54,12 +54,12 @@ def ordered_linear(
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
     *,
-    activation: Literal["none", "silu_mul"] = "none",
+    activation: Literal["none", "gated_mul"] = "none",
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
     weight_format: WeightFormat = WeightFormat.ORDERED,
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "silu_mul", rounded, and then
+    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "gated_mul", rounded, and then
     the residual added.
 
     No launch that is still under way may write the weight.
@@ -71,13 +71,13 @@ def ordered_linear(
         product = multiply(x, weight, bias)
         if residual is not None:
             return torch.add(residual, product, out=out)
-        product = silu_mul(product) if activation == "silu_mul" else product
+        product = gated_mul(product) if activation == "gated_mul" else product
         return product if out is None else out.copy_(product)
-    outputs = weight.shape[0] // 2 if activation == "silu_mul" else weight.shape[0]
+    outputs = weight.shape[0] // 2 if activation == "gated_mul" else weight.shape[0]
     result = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device) if out is None else out
     if streams is None:
         dense_gated_linear(x, weight, result)
-    elif activation == "silu_mul":
+    elif activation == "gated_mul":
         streamed_gated_linear(x, weight, bias, result, streams)
     else:
         streamed_linear(x, weight, streams, result, bias=bias, residual=residual)
@@ -101,7 +101,7 @@ def _tried_rows(num_outputs: int) -> list[int]:
 def _operation(activation: str, bias: torch.Tensor | None) -> FusedOperation:
     if activation == "none":
         return FusedOperation.ADD
-    return FusedOperation.SILU_MUL if bias is None else FusedOperation.SILU_MUL_BIASED
+    return FusedOperation.GATED_MUL if bias is None else FusedOperation.GATED_MUL_BIASED
 
 
 def keep_sums_whole() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.elementwise.gated_mul import gated_mul
 from headway.kernels.linear import dispatch
 from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile
 from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
@@ -39,7 +39,7 @@ def linear(
     *,
     out: torch.Tensor | None = None,  # [rows, out]; may be the residual
 ) -> Activation:
-    """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] of "silu_mul".
+    """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] of "gated_mul".
 
     With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not
     batch-invariant read or write deferred norms. No launch that is still under way may write the weight.
@@ -51,8 +51,8 @@ def linear(
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
     assert epilogue.next_norm is None, "this weight's format defers no norm"
     product = _product(x.values, weight, epilogue.bias)
-    if epilogue.activation == "silu_mul":
-        product = silu_mul(product)
+    if epilogue.activation == "gated_mul":
+        product = gated_mul(product)
     if epilogue.residual is not None:
         return Activation(torch.add(epilogue.residual, product, out=out))
     return Activation(product if out is None else out.copy_(product))

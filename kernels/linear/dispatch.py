@@ -106,9 +106,9 @@ class FusedOperation(Enum):
     ADD = "optional bias, scale and residual"
     ADD_DEFERRED = "optional bias and residual of a product with a deferred norm"
     ADD_NORM = "optional bias, residual, and the deferred norm of what follows"
-    SILU_MUL = "gated activation"
-    SILU_MUL_BIASED = "bias and gated activation"
-    SILU_MUL_DEFERRED = "optional bias and gated activation of a product with a deferred norm"
+    GATED_MUL = "gated activation"
+    GATED_MUL_BIASED = "bias and gated activation"
+    GATED_MUL_DEFERRED = "optional bias and gated activation of a product with a deferred norm"
     QKV = "optional bias, rotary embedding and KV cache"
     QKV_DEFERRED = "optional bias, rotary embedding and KV cache of a product with a deferred norm"
 
@@ -179,7 +179,7 @@ def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) 
         return LinearChoice(LinearKernel.TMA, config)
     if is_skinny(shape, device):
         return LinearChoice(LinearKernel.SKINNY)
-    if operation is FusedOperation.SILU_MUL and _is_persistent(shape, device):
+    if operation is FusedOperation.GATED_MUL and _is_persistent(shape, device):
         return LinearChoice(LinearKernel.PERSISTENT_GATED)
     return LinearChoice(LinearKernel.LIBRARY)
 
@@ -190,7 +190,7 @@ def _choose_ordered(shape: LinearShape, device: DeviceTraits, operation: FusedOp
     config = ordered_tma_config(shape, device, operation)
     if config is not None:
         return LinearChoice(LinearKernel.TMA, config)
-    if operation is FusedOperation.SILU_MUL and _is_persistent(shape, device):
+    if operation is FusedOperation.GATED_MUL and _is_persistent(shape, device):
         return LinearChoice(LinearKernel.PERSISTENT_GATED)
     if shape.format is WeightFormat.LIBRARY_ORDERED and shape.rows > MAX_ROWS:
         return LinearChoice(LinearKernel.LIBRARY)
@@ -201,7 +201,7 @@ def ordered_tma_config(
     shape: LinearShape, device: DeviceTraits, operation: FusedOperation
 ) -> TmaGemmConfig | None:
     """Without a split; None: the kernel is not for such a product."""
-    if operation in (FusedOperation.SILU_MUL, FusedOperation.SILU_MUL_BIASED) and shape.rows > MAX_ROWS:
+    if operation in (FusedOperation.GATED_MUL, FusedOperation.GATED_MUL_BIASED) and shape.rows > MAX_ROWS:
         config = tma_config_of_many(shape, device)
         return config and config._replace(is_ordered=True)
     is_paired = operation is not FusedOperation.ADD
@@ -275,7 +275,7 @@ def _tma_config(shape: LinearShape, device: DeviceTraits, operation: FusedOperat
         return tma_config(shape, device, is_paired=False)
     if operation is FusedOperation.QKV:
         return tma_config(shape, device, is_paired=True)
-    if operation in (FusedOperation.SILU_MUL, FusedOperation.SILU_MUL_BIASED):
+    if operation in (FusedOperation.GATED_MUL, FusedOperation.GATED_MUL_BIASED):
         return tma_config(shape, device, is_paired=True) or tma_config_of_many(shape, device)
     return None
 

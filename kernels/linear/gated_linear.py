@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.elementwise._gated_product import gated_product
-from headway.kernels.elementwise.silu_mul import silu_mul
+from headway.kernels.elementwise.gated_mul import gated_mul
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear._hopper_gated_gemm import dense_gated_linear
 from headway.kernels.linear._hopper_gated_linear import streamed_gated_linear
@@ -99,15 +99,15 @@ def gated_linear(
     No launch that is still under way may write the weight: it may be read before the preceding launch has
     ended.
     """
-    operation = FusedOperation.SILU_MUL if bias is None else FusedOperation.SILU_MUL_BIASED
-    operation = operation if norm is None else FusedOperation.SILU_MUL_DEFERRED
+    operation = FusedOperation.GATED_MUL if bias is None else FusedOperation.GATED_MUL_BIASED
+    operation = operation if norm is None else FusedOperation.GATED_MUL_DEFERRED
     kernel, streams = choice_of(x, weight, operation, out)
     is_library = kernel is LinearKernel.LIBRARY
     if not takes_triton(x) or (norm is not None and is_library):
         return gated_linear_twin(x, weight, bias, norm=norm, out=out)
     assert all(t is None or t.stride(-1) == 1 for t in (bias, out)), "outputs are adjacent in memory"
     if is_library:
-        gated = silu_mul(torch.nn.functional.linear(x, weight, bias))
+        gated = gated_mul(torch.nn.functional.linear(x, weight, bias))
         return gated if out is None else out.copy_(gated)
     shape = x.shape[0], weight.shape[0] // 2
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out

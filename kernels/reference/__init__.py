@@ -3,11 +3,11 @@
 from headway.kernels.reference.attention.paged_attention import paged_attention
 from headway.kernels.reference.attention.prefill_attention import prefill_attention
 from headway.kernels.reference.attention.varlen_attention import varlen_attention
+from headway.kernels.reference.elementwise.gated_mul import gated_mul
 from headway.kernels.reference.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.reference.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.reference.elementwise.rope_append import rope_append
 from headway.kernels.reference.elementwise.sigmoid_mul import sigmoid_mul
-from headway.kernels.reference.elementwise.silu_mul import silu_mul
 from headway.kernels.reference.linear.add_linear import add_linear
 from headway.kernels.reference.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.reference.linear.gated_linear import gated_linear
@@ -53,6 +53,7 @@ __all__ = [
     "embed_rms_norm",
     "force_acceptance",
     "gated_linear",
+    "gated_mul",
     "gated_rms_norm",
     "gumbel_noise",
     "mamba_state_selective_copy",
@@ -72,7 +73,6 @@ __all__ = [
     "sample",
     "screened_linear",
     "sigmoid_mul",
-    "silu_mul",
     "skinny_linear",
     "stamp",
     "store_pending_states",

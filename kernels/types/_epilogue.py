@@ -32,12 +32,12 @@ class NextNorm(NamedTuple):
 class Epilogue(NamedTuple):
     """The operations that are computed with a product, in this order.
 
-    activation: "silu_mul" is silu of the first half of the outputs times the second half. next_norm: the sum
+    activation: "gated_mul" is silu of the first half of the outputs times the second half. next_norm: the sum
     with the residual, which is changed in place, is multiplied by the norm's weight; the rest is deferred.
     """
 
     bias: torch.Tensor | None = None  # [out] float
-    activation: Literal["none", "silu_mul"] = "none"
+    activation: Literal["none", "gated_mul"] = "none"
     residual: torch.Tensor | None = None  # [rows, out] float
     next_norm: NextNorm | None = None
 

@@ -202,7 +202,7 @@ def gate_up_line(rows: int) -> Line:
     error = relative_error(out, F.silu(gate) * up)
     estimate = max(size / 4e6, work / 6e8)
     own = microseconds([lambda w=w: gated_linear(x, w, out=out) for w in weights], estimate)
-    library = microseconds([lambda w=w: kernels.silu_mul(F.linear(x, w)) for w in weights], estimate)
+    library = microseconds([lambda w=w: kernels.gated_mul(F.linear(x, w)) for w in weights], estimate)
     bound = (size, "read") if rows < ROWS_BOUND_BY_PRODUCTS else (work, "matmul")
     return Line("gated_linear", f"{rows} rows", own, *bound, error, library)
 
@@ -338,9 +338,9 @@ def layer_lines(tokens: int) -> Iterator[Line]:
     time = microseconds([lambda: kernels.add_rms_norm(x, residual, weight, 1e-6)], 5)
     yield Line("add_rms_norm", case, time, 4 * size, "read", error)
     gate_up = randn(tokens, 2 * INTERMEDIATE)
-    error = relative_error(kernels.silu_mul(gate_up), reference.silu_mul(gate_up.double()))
-    time = microseconds([lambda: kernels.silu_mul(gate_up)], 4)
-    yield Line("silu_mul", case, time, 6 * tokens * INTERMEDIATE, "read", error)
+    error = relative_error(kernels.gated_mul(gate_up), reference.gated_mul(gate_up.double()))
+    time = microseconds([lambda: kernels.gated_mul(gate_up)], 4)
+    yield Line("gated_mul", case, time, 6 * tokens * INTERMEDIATE, "read", error)
     yield rope_append_line(tokens)
 
 

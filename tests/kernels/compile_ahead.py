@@ -728,8 +728,8 @@ CASES = [
             ),
             *(
                 Case(
-                    "silu_mul",
-                    "_silu_mul_kernel",
+                    "gated_mul",
+                    "_gated_mul_kernel",
                     pointers("gate_up out", kind),
                     {"BLOCK": block, "OVERLAPS": True},
                     num_warps,

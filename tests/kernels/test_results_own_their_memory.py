@@ -249,7 +249,7 @@ CASES: dict[str, list[Case]] = {
     "rms_norm": [normed("rms_norm"), normed("rms_norm", unit_offset=True)],
     "sample": [drawn(0.0, 1.0), drawn(1.0, 1.0), drawn(0.7, 0.9)],
     "screened_linear": [screened],
-    "silu_mul": [lambda dtype, rows, device: {"gate_up": floats(dtype, device, rows, 2 * WIDTH)}],
+    "gated_mul": [lambda dtype, rows, device: {"gate_up": floats(dtype, device, rows, 2 * WIDTH)}],
     "skinny_linear": [product(), product("bias"), product("residual"), product("norm")],
     "stream_read": [lambda dtype, rows, device: {"data": torch.arange(rows + 1, dtype=torch.int32, device=device)}],
     "varlen_attention": [attended("varlen_attention")],

@@ -18,11 +18,11 @@ from headway.engine.sampling.sampler import score_tokens
 from headway.kernels.reference import (
     add_rms_norm,
     gated_linear,
+    gated_mul,
     gated_rms_norm,
     gumbel_noise,
     rms_norm,
     sigmoid_mul,
-    silu_mul,
 )
 from headway.kernels.reference._activations import sigmoid, silu, softplus
 
@@ -78,7 +78,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rms_norm with an offset": lambda x: rms_norm(x, weights(x, x.shape[1]), EPSILON, unit_offset=True),
     "add_rms_norm": lambda x: add_rms_norm(x, x.clone(), weights(x, x.shape[1]), EPSILON),
     "gated_rms_norm": lambda x: gated_rms_norm(*x[:, None].chunk(2, -1), weights(x, x.shape[1] // 2), EPSILON),
-    "silu_mul": silu_mul,
+    "gated_mul": gated_mul,
     "gated_linear": lambda x: gated_linear(x[:, :1], weights(x, x.shape[1])[:, None]),
     "sigmoid_mul": gated_sigmoid,
     "silu": silu,

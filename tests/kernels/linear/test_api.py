@@ -86,7 +86,7 @@ def test_a_bias_and_a_gated_activation(kind: str) -> None:
         wanted = x.double() @ exact.double().T + (0 if given is None else given.double())
         assert_about(linear(Activation(x), weight, Epilogue(given)).values, wanted, kind)
         gate, up = wanted.chunk(2, dim=1)
-        found = linear(Activation(x), weight, Epilogue(given, "silu_mul")).values
+        found = linear(Activation(x), weight, Epilogue(given, "gated_mul")).values
         assert_about(found, torch.nn.functional.silu(gate) * up, kind)
 
 
@@ -124,9 +124,9 @@ def test_a_norm_is_deferred_from_one_product_to_the_next() -> None:
             stream * (stream.square().mean(1, keepdim=True) + 1e-5).rsqrt() * (gain.double() + unit_offset)
         )
         _, reader = tensors(5, OUTPUTS, INPUTS, torch.device("cpu"))
-        for activation, given in product(("none", "silu_mul"), (None, random(OUTPUTS))):
+        for activation, given in product(("none", "gated_mul"), (None, random(OUTPUTS))):
             wanted = normed @ reader.double().T + (0 if given is None else given.double())
-            if activation == "silu_mul":
+            if activation == "gated_mul":
                 gate, up = wanted.chunk(2, dim=1)
                 wanted = torch.nn.functional.silu(gate) * up
             found = linear(scaled, DenseWeight(reader), Epilogue(given, activation))  # type: ignore[arg-type]

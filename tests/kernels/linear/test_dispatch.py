@@ -38,81 +38,81 @@ LETTERS = {
 # A letter for each number of rows of ROWS, as recorded from the launches of the commit before this table.
 CHOICES = """
 sm_80 ADD bf16 6144x4096 SS-------
-sm_80 SILU_MUL bf16 6144x4096 SS-------
+sm_80 GATED_MUL bf16 6144x4096 SS-------
 sm_80 ADD fp16 6144x4096 SS-------
-sm_80 SILU_MUL fp16 6144x4096 SS-------
+sm_80 GATED_MUL fp16 6144x4096 SS-------
 sm_80 ADD fp32 6144x4096 ---------
-sm_80 SILU_MUL fp32 6144x4096 ---------
+sm_80 GATED_MUL fp32 6144x4096 ---------
 sm_80 ADD bf16 4096x11008 SSSS-----
-sm_80 SILU_MUL bf16 4096x11008 SSSS-----
+sm_80 GATED_MUL bf16 4096x11008 SSSS-----
 sm_80 ADD fp16 4096x11008 SSSS-----
-sm_80 SILU_MUL fp16 4096x11008 SSSS-----
+sm_80 GATED_MUL fp16 4096x11008 SSSS-----
 sm_80 ADD fp32 4096x11008 ---------
-sm_80 SILU_MUL fp32 4096x11008 ---------
+sm_80 GATED_MUL fp32 4096x11008 ---------
 sm_80 ADD bf16 1024x3072 SSSS-----
-sm_80 SILU_MUL bf16 1024x3072 SSSS-----
+sm_80 GATED_MUL bf16 1024x3072 SSSS-----
 sm_80 ADD bf16 1000x1000 ---------
-sm_80 SILU_MUL bf16 1000x1000 ---------
+sm_80 GATED_MUL bf16 1000x1000 ---------
 sm_89 ADD bf16 6144x4096 SS-------
-sm_89 SILU_MUL bf16 6144x4096 SS-------
+sm_89 GATED_MUL bf16 6144x4096 SS-------
 sm_89 ADD fp16 6144x4096 SS-------
-sm_89 SILU_MUL fp16 6144x4096 SS-------
+sm_89 GATED_MUL fp16 6144x4096 SS-------
 sm_89 ADD fp32 6144x4096 ---------
-sm_89 SILU_MUL fp32 6144x4096 ---------
+sm_89 GATED_MUL fp32 6144x4096 ---------
 sm_89 ADD fp8 6144x4096 ---------
 sm_89 ADD bf16 4096x11008 SSSS-----
-sm_89 SILU_MUL bf16 4096x11008 SSSS-----
+sm_89 GATED_MUL bf16 4096x11008 SSSS-----
 sm_89 ADD fp16 4096x11008 SSSS-----
-sm_89 SILU_MUL fp16 4096x11008 SSSS-----
+sm_89 GATED_MUL fp16 4096x11008 SSSS-----
 sm_89 ADD fp32 4096x11008 ---------
-sm_89 SILU_MUL fp32 4096x11008 ---------
+sm_89 GATED_MUL fp32 4096x11008 ---------
 sm_89 ADD fp8 4096x11008 ---------
 sm_89 ADD bf16 1024x3072 SSSS-----
-sm_89 SILU_MUL bf16 1024x3072 SSSS-----
+sm_89 GATED_MUL bf16 1024x3072 SSSS-----
 sm_89 ADD bf16 1000x1000 ---------
-sm_89 SILU_MUL bf16 1000x1000 ---------
+sm_89 GATED_MUL bf16 1000x1000 ---------
 sm_90 ADD bf16 6144x4096 TTTT-----
-sm_90 SILU_MUL bf16 6144x4096 TTTT-----
+sm_90 GATED_MUL bf16 6144x4096 TTTT-----
 sm_90 ADD fp16 6144x4096 TTTT-----
-sm_90 SILU_MUL fp16 6144x4096 TTTT-----
+sm_90 GATED_MUL fp16 6144x4096 TTTT-----
 sm_90 ADD fp32 6144x4096 ---------
-sm_90 SILU_MUL fp32 6144x4096 ---------
+sm_90 GATED_MUL fp32 6144x4096 ---------
 sm_90 ADD fp8 6144x4096 TTTT-----
 sm_90 ADD bf16 4096x4096 TTTT-----
-sm_90 SILU_MUL bf16 4096x4096 SS------P
+sm_90 GATED_MUL bf16 4096x4096 SS------P
 sm_90 ADD bf16 22016x4096 TTTT-----
-sm_90 SILU_MUL bf16 22016x4096 TTTTTT---
+sm_90 GATED_MUL bf16 22016x4096 TTTTTT---
 sm_90 ADD bf16 4096x11008 TTTT-----
-sm_90 SILU_MUL bf16 4096x11008 SSSS----P
+sm_90 GATED_MUL bf16 4096x11008 SSSS----P
 sm_90 ADD fp16 4096x11008 TTTT-----
-sm_90 SILU_MUL fp16 4096x11008 SSSS----P
+sm_90 GATED_MUL fp16 4096x11008 SSSS----P
 sm_90 ADD fp32 4096x11008 ---------
-sm_90 SILU_MUL fp32 4096x11008 ---------
+sm_90 GATED_MUL fp32 4096x11008 ---------
 sm_90 ADD fp8 4096x11008 ---------
 sm_90 ADD bf16 151680x4096 TTTT-----
-sm_90 SILU_MUL bf16 151680x4096 TTTT---PP
+sm_90 GATED_MUL bf16 151680x4096 TTTT---PP
 sm_90 ADD bf16 4096x1024 SS-------
-sm_90 SILU_MUL bf16 4096x1024 SS------P
+sm_90 GATED_MUL bf16 4096x1024 SS------P
 sm_90 ADD bf16 1024x2048 SS-------
-sm_90 SILU_MUL bf16 1024x2048 SS-------
+sm_90 GATED_MUL bf16 1024x2048 SS-------
 sm_90 ADD bf16 6144x1024 SS-------
-sm_90 SILU_MUL bf16 6144x1024 SS-------
+sm_90 GATED_MUL bf16 6144x1024 SS-------
 sm_90 ADD bf16 1024x3072 SSSS-----
-sm_90 SILU_MUL bf16 1024x3072 SSSS-----
+sm_90 GATED_MUL bf16 1024x3072 SSSS-----
 sm_90 ADD bf16 151680x1024 SS-------
-sm_90 SILU_MUL bf16 151680x1024 SS-----PP
+sm_90 GATED_MUL bf16 151680x1024 SS-----PP
 sm_90 ADD bf16 896x4864 SSSS-----
-sm_90 SILU_MUL bf16 896x4864 SSSS-----
+sm_90 GATED_MUL bf16 896x4864 SSSS-----
 sm_90 ADD bf16 9728x896 SS-------
-sm_90 SILU_MUL bf16 9728x896 SS-------
+sm_90 GATED_MUL bf16 9728x896 SS-------
 sm_90 ADD bf16 128256x4096 TTTT-----
-sm_90 SILU_MUL bf16 128256x4096 TTTT---PP
+sm_90 GATED_MUL bf16 128256x4096 TTTT---PP
 sm_90 ADD bf16 28672x4096 TTTT-----
-sm_90 SILU_MUL bf16 28672x4096 TTTT----P
+sm_90 GATED_MUL bf16 28672x4096 TTTT----P
 sm_90 ADD bf16 4096x14336 TTTT-----
-sm_90 SILU_MUL bf16 4096x14336 SSSS----P
+sm_90 GATED_MUL bf16 4096x14336 SSSS----P
 sm_90 ADD bf16 1000x1000 ---------
-sm_90 SILU_MUL bf16 1000x1000 ---------
+sm_90 GATED_MUL bf16 1000x1000 ---------
 """
 
 
@@ -155,17 +155,17 @@ def test_without_triton_the_library_computes_all(rows: int, operation: FusedOper
         (4, {"is_bulk": False, "is_dense": False}, "ADD", LinearChoice(LinearKernel.LIBRARY)),
         (4, {}, "ADD", LinearChoice(LinearKernel.TMA, TmaGemmConfig(344))),
         (4, {}, "QKV_DEFERRED", LinearChoice(LinearKernel.SKINNY)),
-        (65, {}, "SILU_MUL", LinearChoice(LinearKernel.TMA, TmaGemmConfig(115, tiles=3, copy_bytes=256))),
+        (65, {}, "GATED_MUL", LinearChoice(LinearKernel.TMA, TmaGemmConfig(115, tiles=3, copy_bytes=256))),
         (65, {}, "QKV", LinearChoice(LinearKernel.LIBRARY)),
-        (768, {}, "SILU_MUL", LinearChoice(LinearKernel.PERSISTENT_GATED)),
-        (768, {}, "SILU_MUL_BIASED", LinearChoice(LinearKernel.LIBRARY)),
+        (768, {}, "GATED_MUL", LinearChoice(LinearKernel.PERSISTENT_GATED)),
+        (768, {}, "GATED_MUL_BIASED", LinearChoice(LinearKernel.LIBRARY)),
         (
             65,
             {},
-            "SILU_MUL_BIASED",
+            "GATED_MUL_BIASED",
             LinearChoice(LinearKernel.TMA, TmaGemmConfig(115, tiles=3, copy_bytes=256)),
         ),
-        (768, {"is_bulk_out": False}, "SILU_MUL", LinearChoice(LinearKernel.LIBRARY)),
+        (768, {"is_bulk_out": False}, "GATED_MUL", LinearChoice(LinearKernel.LIBRARY)),
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from headway_testing.products import assert_each_launch_waits
 
-from headway.kernels import rms_norm, silu_mul
+from headway.kernels import gated_mul, rms_norm
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel
 from headway.kernels.linear.float8_linear import float8_linear
@@ -111,7 +111,7 @@ def test_products_wait_for_what_stands_in_front(
 
         for _ in range(3):
             attended = product(rms_norm(x, norm, 1e-5, step=step), 0)[:, :4096].contiguous()
-            gated = silu_mul(product(rms_norm(attended, norm, 1e-5, step=step), 1))[:, :8192]
+            gated = gated_mul(product(rms_norm(attended, norm, 1e-5, step=step), 1))[:, :8192]
             x = product(gated.clamp(-400, 400).to(torch.float8_e4m3fn), 2)
         return x
 

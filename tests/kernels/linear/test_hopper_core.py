@@ -314,7 +314,7 @@ def test_a_bias_is_added_before_the_activation(
     outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
 ) -> None:
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
-    choice = choice_of(x, weight, FusedOperation.SILU_MUL_BIASED)
+    choice = choice_of(x, weight, FusedOperation.GATED_MUL_BIASED)
     assert choice.kernel is LinearKernel.TMA
     bias = torch.randn(2 * outputs, generator=torch.Generator().manual_seed(1)).to(x)
     gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=1)

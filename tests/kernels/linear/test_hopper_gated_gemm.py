@@ -69,7 +69,7 @@ def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_persistent(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> bool:
-    return choice_of(x, weight, FusedOperation.SILU_MUL, out).kernel is LinearKernel.PERSISTENT_GATED
+    return choice_of(x, weight, FusedOperation.GATED_MUL, out).kernel is LinearKernel.PERSISTENT_GATED
 
 
 @pytest.mark.gpu

@@ -69,7 +69,7 @@ def test_only_a_library_that_was_tried_computes_many_rows() -> None:
 def test_gates_keep_their_kernels() -> None:
     def kernel(rows: int) -> LinearKernel:
         shape = LinearShape(rows, 22016, 4096, torch.bfloat16, format=WeightFormat.LIBRARY_ORDERED)
-        return choose(shape, HOPPER, FusedOperation.SILU_MUL).kernel
+        return choose(shape, HOPPER, FusedOperation.GATED_MUL).kernel
 
     assert [kernel(rows) for rows in (4, 65, 129, 4096)] == [
         LinearKernel.TMA, LinearKernel.TMA, LinearKernel.LIBRARY, LinearKernel.PERSISTENT_GATED,
@@ -89,7 +89,7 @@ def test_the_product(device: torch.device) -> None:
     assert_near(out, product + residual.double())
     gate, up = product.chunk(2, dim=1)
     gated = torch.nn.functional.silu(gate) * up
-    assert_near(ordered_linear(x, weight, activation="silu_mul"), gated)
+    assert_near(ordered_linear(x, weight, activation="gated_mul"), gated)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_row_gets_the_same_bits_among_any_others(outputs: int, inputs: int, dt
 def test_gates_get_the_same_bits_among_any_others(outputs: int, inputs: int, *, has_bias: bool) -> None:
     x, weight = stored(outputs, inputs, torch.bfloat16)
     bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16) if has_bias else None
-    epilogue = Epilogue(bias, "silu_mul")
+    epilogue = Epilogue(bias, "gated_mul")
     expected = torch.cat([linear(Activation(x[row : row + 1]), weight, epilogue).values for row in range(64)])
     for rows in ROWS:
         found = linear(Activation(x[:rows]), weight, epilogue).values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.elementwise._gated_product import gated_product
-from headway.kernels.reference.elementwise.silu_mul import silu_mul as silu_mul_twin
+from headway.kernels.reference.elementwise.gated_mul import gated_mul as gated_mul_twin
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
 
@@ -16,7 +16,7 @@ _FEW_TOKENS, _SMALL, _LARGE = 256, (1024, 4), (2048, 8)
 
 
 @jit
-def _silu_mul_kernel(
+def _gated_mul_kernel(
     gate_up_ptr: tl.tensor,
     out_ptr: tl.tensor,
     intermediate: tl.tensor,
@@ -36,7 +36,7 @@ def _silu_mul_kernel(
     tl.store(out_ptr + token * intermediate + column, gated_product(gate, up), mask=is_inside)
 
 
-def silu_mul(
+def gated_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
 ) -> torch.Tensor:
     """[tokens, intermediate]: silu(gate) * up."""
@@ -48,8 +48,8 @@ def silu_mul(
             block, num_warps = _SMALL if tokens < _FEW_TOKENS else _LARGE
             grid = tokens, blocks_of(intermediate, block)
             overlaps, launch = overlap(gate_up.device)
-            _silu_mul_kernel[grid](
+            _gated_mul_kernel[grid](
                 gate_up, out, intermediate, BLOCK=block, OVERLAPS=overlaps, num_warps=num_warps, **launch
             )
         return out
-    return silu_mul_twin(gate_up)
+    return gated_mul_twin(gate_up)

@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference._activations import gated_product
 
 
-def silu_mul(
+def gated_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
 ) -> torch.Tensor:
     """[tokens, intermediate]: silu(gate) * up."""
