@@ -75,6 +75,7 @@ from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._processor_state import LogitsProcessorState
 from headway.kernels.types._query_batch import QueryBatch
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
+from headway.kernels.types._score_rule import ScoreRule
 from headway.kernels.types._weights import (
     DenseWeight,
     Float8Weight,
@@ -106,6 +107,7 @@ __all__ = [
     "QueryBatch",
     "RoundWindow",
     "RowState",
+    "ScoreRule",
     "TokenSpans",
     "Weight",
     "add_rms_norm",

@@ -13,6 +13,7 @@ from headway.engine.state.specs import LayerState, PagedSpec
 from headway.kernels import (
     Activation,
     HeadNorms,
+    ScoreRule,
     attention,
     fuses_qkv,
     qkv_rope_append,
@@ -39,7 +40,8 @@ class Attention:
         *,
         first_position: int = 0,  # tokens before it have no keys
     ) -> None:
-        self._spec, self._cos_sin, self._first_position = spec, tables.of(spec.rope), first_position
+        self._spec, self._cos_sin = spec, tables.of(spec.rope)
+        self._rule = ScoreRule(spec.scale, spec.soft_cap, first_position, spec.sliding_window or 0)
         num_query_parts = spec.num_heads * (2 if spec.has_output_gate else 1)
         self._heads = (num_query_parts, spec.num_kv_heads, spec.num_kv_heads)
         self._cache_dtype = place.cache_dtype
@@ -139,13 +141,5 @@ class Attention:
         """Returns [tokens, q_heads, head_dim]."""
         out = query.new_empty(query.shape)
         for batch in inputs.batches:
-            attention(
-                query,
-                state["keys"],
-                state["values"],
-                batch,
-                self._spec.scale,
-                first_position=self._first_position,
-                out=out,
-            )
+            attention(query, state["keys"], state["values"], batch, self._rule, out=out)
         return out

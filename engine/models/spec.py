@@ -70,8 +70,9 @@ class AttentionSpec:
     """Causal attention with grouped heads.
 
     qk_norm: the norm of each head of queries and keys before RoPE, if any. scale: the factor of the scores.
-    sliding_window: the number of last tokens that a token attends to; None for all. has_output_gate: each
-    query head comes with a gate as long as itself, and its result is multiplied by the gate's sigmoid.
+    sliding_window: the number of last tokens that a token attends to, itself included; None for all.
+    has_output_gate: each query head comes with a gate as long as itself, and its result is multiplied by the
+    gate's sigmoid. soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 for as they are.
     """
 
     num_heads: int
@@ -84,6 +85,7 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     sliding_window: int | None = None
     has_output_gate: bool = False
+    soft_cap: float = 0.0
 
     @property
     def gqa_group_size(self) -> int:
@@ -183,12 +185,6 @@ class ModelSpec:
 
     def check_computed(self) -> None:
         """Raises ModelError for what the layers do not compute."""
-        windows = {kind.sliding_window for kind in self.attentions} - {None}
-        if windows:
-            raise ModelError(
-                f"{self.architecture} has layers that attend to a sliding window of {min(windows, key=str)} tokens; supported is "
-                "full attention in every layer"
-            )
         for layer in self.layers:
             if isinstance(layer.mixer, DeltaNetSpec) and layer.mixer.norm.unit_offset:
                 raise ModelError(

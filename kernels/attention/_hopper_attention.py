@@ -21,6 +21,7 @@ from headway.kernels.runtime._triton import (
     gl,
     power_of_two,
 )
+from headway.kernels.types._score_rule import ScoreRule
 
 # Of a program, queries times heads; a warpgroup has half of them.
 ROWS = 128
@@ -36,11 +37,11 @@ _REGISTERS = 240, 24
 
 
 def streams_attention(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, first_position: int
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rule: ScoreRule
 ) -> bool:
     """Returns whether these kernels compute such a query: by the device, types, the head's size, whether TMA
     can copy the caches, and whether the first tile of keys has the first that is seen."""
-    if not has_bulk_copies(query) or first_position >= TILE:
+    if not has_bulk_copies(query) or rule.first_position >= TILE:
         return False
     block_size = key_cache.shape[1]
     has_shape = query.shape[-1] in _HEAD_DIMS and block_size >= 8 and block_size & (block_size - 1) == 0
@@ -64,17 +65,14 @@ def streamed_attention(
     first_tokens: torch.Tensor,  # [chunks] int64
     lengths: torch.Tensor,  # [chunks] int64; 0: no chunk
     start_positions: torch.Tensor,  # [chunks] int64
-    scale: float,
+    rule: ScoreRule,
     out: torch.Tensor,  # [tokens, q_heads, head_dim], written
-    *,
-    first_position: int = 0,
 ) -> None:
     """Chunks whose lengths only the device knows."""
     num_chunks = len(block_table)
     _launch(
-        query, (key_cache, value_cache, block_table), (first_tokens, lengths, start_positions), scale, out,
+        query, (key_cache, value_cache, block_table), (first_tokens, lengths, start_positions), rule, out,
         most_tiles=len(query) // _queries_of(query, key_cache) + num_chunks, most_chunks=power_of_two(num_chunks),
-        first_position=first_position,
     )  # fmt: skip
 
 
@@ -84,17 +82,14 @@ def streamed_windows(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
     start_positions: torch.Tensor,  # [rows] int64
-    scale: float,
+    rule: ScoreRule,
     out: torch.Tensor,  # [rows, window, q_heads, head_dim], likewise, written
-    *,
-    first_position: int = 0,
 ) -> None:
     """Chunks of one length. A query that sees no key gets zeros."""
     rows, window = query.shape[:2]
     _launch(
-        query.flatten(0, 1), (key_cache, value_cache, block_table), (start_positions,) * 3, scale, out.flatten(0, 1),
+        query.flatten(0, 1), (key_cache, value_cache, block_table), (start_positions,) * 3, rule, out.flatten(0, 1),
         most_tiles=rows * blocks_of(window, _queries_of(query[0], key_cache)), window=window,
-        first_position=first_position,
     )  # fmt: skip
 
 
@@ -107,11 +102,10 @@ def _launch(
     query: torch.Tensor,  # [tokens, q_heads, head_dim]
     paged: tuple[torch.Tensor, torch.Tensor, torch.Tensor],  # keys, values, block table
     chunks: tuple[torch.Tensor, torch.Tensor, torch.Tensor],  # first tokens, lengths, start positions
-    scale: float,
+    rule: ScoreRule,
     out: torch.Tensor,  # [tokens, q_heads, head_dim], written
     *,
     most_tiles: int,
-    first_position: int,
     window: int = 0,
     most_chunks: int = 0,
 ) -> None:
@@ -136,8 +130,8 @@ def _launch(
         num_programs * ROWS * head_dim if is_long else 1, dtype=torch.float32, device=query.device
     )
     _streamed_attention_kernel[(num_programs,)](
-        *descriptors, query, block_table, *chunks, totals, out, num_chunks, window, max_blocks, first_position,
-        scale * LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
+        *descriptors, query, block_table, *chunks, totals, out, num_chunks, window, max_blocks, rule.first_position,
+        rule.scale * LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
         HEADS=heads, GQA_GROUP_SIZE=gqa_group_size, PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         CHUNKS=most_chunks, QUERIES=ROWS // packed, TILE=TILE, QUAD=QUAD_TILES, GROUP=GROUP_TILES, PIECE=_PIECE, STAGES=_STAGES,
         REGISTERS=_REGISTERS, num_warps=4, **_OPTIONS,

@@ -9,6 +9,7 @@ from headway.kernels.attention.paged_attention import paged_attention
 from headway.kernels.attention.prefill_attention import prefill_attention
 from headway.kernels.attention.varlen_attention import varlen_attention
 from headway.kernels.types._query_batch import QueryBatch
+from headway.kernels.types._score_rule import ScoreRule
 
 
 def attention(
@@ -16,13 +17,12 @@ def attention(
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     batch: QueryBatch,
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     out: torch.Tensor | None = None,  # [tokens, q_heads, head_dim]
 ) -> torch.Tensor:
-    """Causal attention with grouped heads: each query of the batch sees its row's keys from first_position
-    on.
+    """Causal attention with grouped heads: each query of the batch sees those of its row's keys that the rule
+    has.
 
     query and out hold the whole flat list of tokens; only the batch's rows are read and written. Returns out,
     or a new tensor. A query that sees no key gets zeros, padding gets nothing. From its row's end position on
@@ -36,7 +36,7 @@ def attention(
         assert batch.first_tokens is not None, "chunks that only the device knows need their first tokens"
         varlen_attention(
             queries, key_cache, value_cache, batch.block_table, batch.first_tokens, batch.lengths,
-            batch.start_positions, scale, first_position=first_position, out=results,
+            batch.start_positions, rule, out=results,
         )  # fmt: skip
         return result
     gqa_group_size = query.shape[1] // key_cache.shape[2]
@@ -44,7 +44,7 @@ def attention(
     rows = len(batch.block_table), batch.lengths, *query.shape[1:]
     attend = paged_attention if is_split else prefill_attention
     attend(
-        queries.view(rows), key_cache, value_cache, batch.block_table, batch.start_positions, scale,
-        first_position=first_position, end_positions=batch.end_positions, out=results.view(rows),
+        queries.view(rows), key_cache, value_cache, batch.block_table, batch.start_positions, rule,
+        end_positions=batch.end_positions, out=results.view(rows),
     )  # fmt: skip
     return result

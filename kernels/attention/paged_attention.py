@@ -16,6 +16,7 @@ from headway.kernels.attention.dispatch import split_kv_config
 from headway.kernels.reference.attention.paged_attention import paged_attention as paged_attention_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import blocks_of, takes_triton
+from headway.kernels.types._score_rule import ScoreRule
 
 _STAGES = 2
 # The second kernel loads this number of groups at a time; a warp adds up this number of columns.
@@ -28,13 +29,12 @@ def paged_attention(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
     start_positions: torch.Tensor,  # [rows] int64
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
+    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
 
     A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
     there changes no query before it. The block table, start and end positions are older than the preceding
@@ -43,29 +43,12 @@ def paged_attention(
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return paged_attention_twin(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            start_positions,
-            scale,
-            first_position=first_position,
-            end_positions=end_positions,
-            out=out,
-        )
+            query, key_cache, value_cache, block_table, start_positions, rule,
+            end_positions=end_positions, out=out,
+        )  # fmt: skip
     result = torch.empty_like(query) if out is None else out
     if query.shape[0] > 0:
-        _attend(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            start_positions,
-            scale,
-            first_position,
-            end_positions,
-            result,
-        )
+        _attend(query, key_cache, value_cache, block_table, start_positions, rule, end_positions, result)
     return result
 
 
@@ -75,12 +58,11 @@ def _attend(
     value_cache: torch.Tensor,
     block_table: torch.Tensor,
     start_positions: torch.Tensor,
-    scale: float,
-    first_position: int,
+    rule: ScoreRule,
     end_positions: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    check_attention(query, key_cache, value_cache, out)
+    check_attention(query, key_cache, value_cache, out, rule)
     rows, window, q_heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
     max_blocks = block_table.shape[1]
@@ -93,7 +75,7 @@ def _attend(
     m, l_sums = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
-    visible = first_position, window, *config.costs
+    visible = rule.first_position, window, *config.costs
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": config.scanned_rows,
         "TILE": config.tile, "QUAD": config.quad, "GROUP": config.group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,
@@ -101,7 +83,7 @@ def _attend(
     ends = start_positions if end_positions is None else end_positions
     _partial_kernel[(config.num_programs,)](
         query, key_cache, value_cache, block_table, start_positions, ends, out, acc, m, l_sums,
-        *extent, scale * LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
+        *extent, rule.scale * LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], GQA_GROUP_SIZE=q_heads // kv_heads, KV_HEADS=kv_heads,
         QUERIES=config.queries, PARTS=config.parts, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=config.num_warps, num_stages=_STAGES,
         **OPTIONS, **launch,

@@ -23,6 +23,7 @@ from headway.kernels.attention.dispatch import (
 from headway.kernels.reference.attention.prefill_attention import prefill_attention as prefill_attention_twin
 from headway.kernels.runtime._device import shared_memory_bytes
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
+from headway.kernels.types._score_rule import ScoreRule
 
 
 @jit_once_for("window", "max_blocks", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr")
@@ -92,57 +93,40 @@ def prefill_attention(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
     start_positions: torch.Tensor,  # [rows] int64
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
+    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
 
     A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
     there changes no query before it.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return prefill_attention_twin(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            start_positions,
-            scale,
-            first_position=first_position,
-            end_positions=end_positions,
-            out=out,
-        )
+            query, key_cache, value_cache, block_table, start_positions, rule,
+            end_positions=end_positions, out=out,
+        )  # fmt: skip
     result = torch.empty_like(query) if out is None else out
-    check_attention(query, key_cache, value_cache, result)
+    check_attention(query, key_cache, value_cache, result, rule)
     rows, window, q_heads, head_dim = query.shape
     if rows == 0 or window == 0:
         return result
     gqa_group_size = q_heads // key_cache.shape[2]
-    can_copy = _are_flat(query, result) and streams_attention(query, key_cache, value_cache, first_position)
+    can_copy = _are_flat(query, result) and streams_attention(query, key_cache, value_cache, rule)
     # The number of cached keys decided before: here one program walks through all of them.
     kernel = choose(
         AttentionShape(window, gqa_group_size, 0, can_copy=can_copy, has_ends=end_positions is not None)
     )
     if kernel is AttentionKernel.PREFILL_TMA:
-        streamed_windows(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            start_positions,
-            scale,
-            result,
-            first_position=first_position,
-        )
+        streamed_windows(query, key_cache, value_cache, block_table, start_positions, rule, result)
         return result
     cut = prefill_tile(head_dim, query.element_size(), shared_memory_bytes(query.device))
     _prefill_kernel[(q_heads, blocks_of(window, cut.queries), rows)](
         query, key_cache, value_cache, block_table, start_positions,
         start_positions if end_positions is None else end_positions, result,
-        window, block_table.shape[1], scale * LOG2_E, first_position,
+        window, block_table.shape[1], rule.scale * LOG2_E, rule.first_position,
         *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
         GQA_GROUP_SIZE=gqa_group_size, HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
         QUERIES=cut.queries, TILE=cut.keys, QUAD=QUAD_TILES * cut.keys, GROUP=GROUP_TILES * cut.keys,

@@ -22,6 +22,7 @@ from headway.kernels.attention.dispatch import (
 from headway.kernels.reference.attention.varlen_attention import varlen_attention as varlen_attention_twin
 from headway.kernels.runtime._device import shared_memory_bytes
 from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels.types._score_rule import ScoreRule
 
 # This number of chunks may end within a tile before a program has to take two.
 _SHORT_CHUNKS = 4
@@ -103,42 +104,40 @@ def varlen_attention(
     first_tokens: torch.Tensor,  # [chunks] int64
     lengths: torch.Tensor,  # [chunks] int64; 0: no chunk
     start_positions: torch.Tensor,  # [chunks] int64
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position ..
-    start + w.
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees those of its keys up to
+    start + w that the rule has.
 
     Tokens of no chunk get nothing written.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return varlen_attention_twin(
-            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale,
-            first_position=first_position, out=out,
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, rule,
+            out=out,
         )  # fmt: skip
     result = torch.empty_like(query) if out is None else out
-    check_attention(query[None], key_cache, value_cache, result[None])
+    check_attention(query[None], key_cache, value_cache, result[None], rule)
     check_dense(first_tokens, lengths, start_positions)
     num_tokens, q_heads, head_dim = query.shape
     num_chunks, max_blocks = block_table.shape
     gqa_group_size = q_heads // key_cache.shape[2]
     if num_tokens == 0 or num_chunks == 0:
         return result
-    can_copy = streams_attention(query, key_cache, value_cache, first_position)
+    can_copy = streams_attention(query, key_cache, value_cache, rule)
     kernel = choose(AttentionShape(None, gqa_group_size, can_copy=can_copy))
     if kernel is AttentionKernel.VARLEN_TMA:
         streamed_attention(
-            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, scale, result,
-            first_position=first_position,
+            query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, rule, result,
         )  # fmt: skip
     else:
         cut = varlen_tile(gqa_group_size, head_dim, query.element_size(), shared_memory_bytes(query.device))
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
-            num_chunks, max_blocks, scale * LOG2_E, first_position, *query.stride()[:2], *key_cache.stride()[:3],
+            num_chunks, max_blocks, rule.scale * LOG2_E, rule.first_position, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], GQA_GROUP_SIZE=gqa_group_size, PACKED=cut.heads, HEAD_DIM=head_dim,
             BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries,
             TILE=cut.keys, QUAD=QUAD_TILES * cut.keys, GROUP=GROUP_TILES * cut.keys,

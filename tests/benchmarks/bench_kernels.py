@@ -233,17 +233,17 @@ def window_line(
     count = min(copies(size), len(shuffled) // (rows * width))
     tables = shuffled[: count * rows * width].view(count, rows, width)
     starts = torch.full((rows,), context - WINDOW, device="cuda")
-    query, out, scale = (
+    query, out, rule = (
         randn(rows, WINDOW, Q_HEADS, HEAD_DIM),
         poisoned(rows, WINDOW, Q_HEADS, HEAD_DIM),
-        HEAD_DIM**-0.5,
+        kernels.ScoreRule(HEAD_DIM**-0.5),
     )
-    kernels.paged_attention(query, keys, values, tables[0], starts, scale, out=out)
+    kernels.paged_attention(query, keys, values, tables[0], starts, rule, out=out)
     used = tables[0][-1, : width - 2].long()
     row = keys[used][None].flatten(1, 2), values[used][None].flatten(1, 2)
     error = relative_error(out[-1:], attention_in_float64(query[-1:], *row, context - WINDOW))
     launches = [
-        lambda t=table: kernels.paged_attention(query, keys, values, t, starts, scale, out=out)
+        lambda t=table: kernels.paged_attention(query, keys, values, t, starts, rule, out=out)
         for table in tables
     ]
     time = microseconds(launches, size / 4e6 + 8)
@@ -274,14 +274,14 @@ def prompt_line(rows: int, window: int, start: int) -> Line:
     keys, values = randn(2, rows * width, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     table = torch.randperm(rows * width, device="cuda").view(rows, width)
     starts = torch.full((rows,), start, device="cuda")
-    query, out, scale = (
+    query, out, rule = (
         randn(rows, window, Q_HEADS, HEAD_DIM),
         poisoned(rows, window, Q_HEADS, HEAD_DIM),
-        HEAD_DIM**-0.5,
+        kernels.ScoreRule(HEAD_DIM**-0.5),
     )
 
     def launch() -> torch.Tensor:
-        return kernels.prefill_attention(query, keys, values, table, starts, scale, out=out)
+        return kernels.prefill_attention(query, keys, values, table, starts, rule, out=out)
 
     launch()
     dense = [cache[table].flatten(1, 2)[:, : window + start] for cache in (keys, values)]
@@ -309,9 +309,10 @@ def chunks_line(length: int, starts: Sequence[int]) -> Line:
     start = torch.tensor(starts, device="cuda")
     chunks = torch.arange(rows, device="cuda") * length, torch.full_like(start, length), start
     query, out = randn(rows * length, Q_HEADS, HEAD_DIM), poisoned(rows * length, Q_HEADS, HEAD_DIM)
+    rule = kernels.ScoreRule(HEAD_DIM**-0.5)
 
     def launch() -> torch.Tensor:
-        return kernels.varlen_attention(query, keys, values, table, *chunks, HEAD_DIM**-0.5, out=out)
+        return kernels.varlen_attention(query, keys, values, table, *chunks, rule, out=out)
 
     launch()
     last, seen = slice((rows - 1) * length, None), starts[-1] + length

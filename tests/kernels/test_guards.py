@@ -221,7 +221,7 @@ def attending(draw: random.Random, depth: int, block_size: int) -> Call:
 
     def run(module: object, views: Views) -> object:
         *given, result = views.values()
-        return kernels.paged_attention(*given, 0.125, out=result)
+        return kernels.paged_attention(*given, kernels.ScoreRule(0.125), out=result)
 
     return Call(inputs, run, {"result"}, is_exact=False)
 

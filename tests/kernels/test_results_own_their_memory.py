@@ -13,7 +13,7 @@ import torch
 from headway_testing.delta_nets import spans_of
 from headway_testing.round_rows import random_rows
 
-from headway.kernels import LogitsProcessorState, RowState, pack_nibbles, reference
+from headway.kernels import LogitsProcessorState, RowState, ScoreRule, pack_nibbles, reference
 from headway.kernels.types._deferred_norm import DeferredNorm
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -119,15 +119,15 @@ def normed(name: str, **flags: object) -> Case:
     return case
 
 
-def attended(name: str, **flags: object) -> Case:
+def attended(name: str, first_position: int = 0) -> Case:
     def case(dtype: torch.dtype, rows: int, device: torch.device) -> Arguments:
-        places = torch.arange(rows, device=device)
-        tables = {"block_table": places[:, None] % 4, "start_positions": places * 0, "scale": 0.1}
+        places, rule = torch.arange(rows, device=device), ScoreRule(0.1, first_position=first_position)
+        tables = {"block_table": places[:, None] % 4, "start_positions": places * 0, "rule": rule}
         caches = {cache: floats(dtype, device, 4, 16, 1, WIDTH) for cache in ("key_cache", "value_cache")}
         if name == "varlen_attention":
             spans = {"first_tokens": places * 2, "lengths": places * 0 + 2}
             return {"query": floats(dtype, device, 2 * rows, 2, WIDTH)} | caches | tables | spans
-        return {"query": floats(dtype, device, rows, 2, 2, WIDTH)} | caches | tables | flags
+        return {"query": floats(dtype, device, rows, 2, 2, WIDTH)} | caches | tables
 
     return case
 

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from headway.kernels.types._score_rule import ScoreRule
+
 # Matrix products of fewer rows take another code path, whose sums round differently.
 _QUERY_MULTIPLE = 4
 # PyTorch's fused attention starts a new sum every _CHUNK keys. Of these MKL sums up to _WHOLE without a
@@ -26,13 +28,12 @@ def paged_attention(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
     start_positions: torch.Tensor,  # [rows] int64
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
+    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
 
     A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
     there changes no query before it (in float16; wider types do not overflow to NaN, and are not masked).
@@ -43,46 +44,89 @@ def paged_attention(
     result = torch.empty_like(query) if out is None else out
     if rows == 0:
         return result
-    context = _gathered_context(int(start_positions.max()) + window)
-    blocks = -(-context // block_size)
-    used = block_table[:, :blocks].clamp(min=0)
-    if used.shape[1] < blocks:
-        used = torch.nn.functional.pad(used, (0, blocks - used.shape[1]))
-    first_of_run = _first_of_run(block_table, blocks, len(key_cache)) if rows == 1 else None
+    first_block = _blocks_before_windows(int(start_positions.min()), rule.window, block_size)
+    blocks = -(-_gathered_context(int(start_positions.max()) + window) // block_size)
+    table = block_table[:, first_block:blocks]
+    num_gathered = blocks - first_block
+    used = torch.nn.functional.pad(table.clamp(min=0), (0, num_gathered - table.shape[1]))
+    first_of_run = _first_of_run(table, num_gathered, len(key_cache)) if rows == 1 else None
 
     padding = -window % (_QUERY_MULTIPLE // math.gcd(_QUERY_MULTIPLE, group))
     if padding:
         query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, padding))
     ends = start_positions[:, None] + torch.arange(window + padding, device=query.device)
-    places = torch.arange(blocks * block_size, device=query.device)
-    is_visible = places <= ends[..., None]
-    if first_position > 0:
-        is_visible &= places >= first_position
+    places = torch.arange(first_block * block_size, blocks * block_size, device=query.device)
     # The heads that share keys stand side by side as further queries.
-    mask = is_visible[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
+    mask = _visible(places, ends, rule)[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
     folded = query.view(rows, -1, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    step = _rows_at_once(blocks * key_cache[0].nbytes)
+    step = _rows_at_once(num_gathered * key_cache[0].nbytes)
     for first in range(0, rows, step):
         some = slice(first, first + step)
         if first_of_run is None:
             keys, values = (_gathered(cache, used[some]) for cache in (key_cache, value_cache))
         else:
-            run = slice(first_of_run, first_of_run + blocks)
+            run = slice(first_of_run, first_of_run + num_gathered)
             keys, values = (c[run].flatten(0, 1)[None].transpose(1, 2) for c in (key_cache, value_cache))
         if query.dtype == torch.float16:
             # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is
             # NaN.
             last = ends[some, -1:] if end_positions is None else end_positions[some, None] - 1
-            is_foreign = ((places > last) | (places < first_position))[:, None, :, None]
+            is_foreign = ((places > last) | (places < rule.first_position))[:, None, :, None]
             keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
-        heads = torch.nn.functional.scaled_dot_product_attention(
-            folded[some], keys, values, mask[some], scale=scale
-        )
+        heads = _attended(folded[some], keys, values, mask[some], rule)
         by_window = heads.view(len(heads), kv_heads, -1, group, head_dim)[:, :, :window].transpose(1, 2)
         result[some].copy_(by_window.flatten(2, 3))
-    if first_position > int(start_positions.min()):
-        result.masked_fill_((ends[:, :window] < first_position)[..., None, None], 0)
+    if rule.first_position > int(start_positions.min()):
+        result.masked_fill_((ends[:, :window] < rule.first_position)[..., None, None], 0)
     return result
+
+
+def _visible(
+    places: torch.Tensor,  # [keys] int64
+    ends: torch.Tensor,  # [rows, queries] int64: the positions of the queries
+    rule: ScoreRule,
+) -> torch.Tensor:
+    """Returns which keys each query sees, [rows, queries, keys] bool."""
+    is_visible = places <= ends[..., None]
+    if rule.first_position > 0:
+        is_visible &= places >= rule.first_position
+    if rule.window > 0:
+        is_visible &= places > ends[..., None] - rule.window
+    return is_visible
+
+
+def _attended(
+    query: torch.Tensor,  # [rows, kv_heads, queries, head_dim]
+    keys: torch.Tensor,  # [rows, kv_heads, keys, head_dim]
+    values: torch.Tensor,  # [rows, kv_heads, keys, head_dim]
+    mask: torch.Tensor,  # [rows, 1, queries, keys] bool
+    rule: ScoreRule,
+) -> torch.Tensor:
+    """Returns [rows, kv_heads, queries, head_dim]; PyTorch's fused attention has no soft cap."""
+    if rule.soft_cap > 0:
+        return _attended_with_soft_cap(query, keys, values, mask, rule)
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask, scale=rule.scale)
+
+
+def _attended_with_soft_cap(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: ScoreRule
+) -> torch.Tensor:
+    """Sums _CHUNK keys at a time, as PyTorch's fused attention does, at least in float32."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    highest, total = (query.new_full((*query.shape[:3], 1), n, dtype=wide) for n in (-torch.inf, 0))
+    sums = torch.zeros_like(query, dtype=wide)
+    for first in range(0, keys.shape[2], _CHUNK):
+        own = slice(first, first + _CHUNK)
+        scores = query.to(wide) @ keys[:, :, own].to(wide).transpose(2, 3)
+        scores = scores.mul_(rule.scale / rule.soft_cap).tanh_().mul_(rule.soft_cap)
+        scores.masked_fill_(~mask[..., own], -torch.inf)
+        before, highest = highest, torch.maximum(highest, scores.amax(-1, keepdim=True))
+        base = highest.masked_fill(highest == -torch.inf, 0)
+        weights, old = scores.sub_(base).exp_(), (before - base).exp_()
+        # A product sums in one order for any number of keys.
+        total = total * old + (weights @ weights.new_ones(weights.shape[-1], _QUERY_MULTIPLE))[..., :1]
+        sums = sums * old + weights @ values[:, :, own].to(wide)
+    return (sums / total.masked_fill(total == 0, 1)).to(query.dtype)
 
 
 def _rows_at_once(row_bytes: int) -> int:
@@ -123,3 +167,9 @@ def _gathered_context(context: int) -> int:
     """
     tail = context % _CHUNK
     return context - tail + _CHUNK if tail > _WHOLE else context
+
+
+def _blocks_before_windows(start: int, window: int, block_size: int) -> int:
+    """Returns how many blocks no query from `start` on sees, whole sums only: these would change nothing."""
+    before = max(start - window + 1, 0) if window > 0 else 0
+    return before // _CHUNK * _CHUNK // block_size if _CHUNK % block_size == 0 else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.attention.paged_attention import paged_attention
+from headway.kernels.types._score_rule import ScoreRule
 
 
 def prefill_attention(
@@ -13,13 +14,12 @@ def prefill_attention(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
     start_positions: torch.Tensor,  # [rows] int64
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees keys first_position .. start + w.
+    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
 
     A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
     there changes no query before it.
@@ -30,8 +30,7 @@ def prefill_attention(
         value_cache,
         block_table,
         start_positions,
-        scale,
-        first_position=first_position,
+        rule,
         end_positions=end_positions,
         out=out,
     )

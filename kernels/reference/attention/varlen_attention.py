@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.attention.paged_attention import paged_attention
+from headway.kernels.types._score_rule import ScoreRule
 
 
 def varlen_attention(
@@ -15,13 +16,12 @@ def varlen_attention(
     first_tokens: torch.Tensor,  # [chunks] int64
     lengths: torch.Tensor,  # [chunks] int64; 0: no chunk
     start_positions: torch.Tensor,  # [chunks] int64
-    scale: float,
+    rule: ScoreRule,
     *,
-    first_position: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees its keys first_position ..
-    start + w.
+    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees those of its keys up to
+    start + w that the rule has.
 
     Tokens of no chunk get nothing written.
     """
@@ -36,7 +36,6 @@ def varlen_attention(
             value_cache,
             block_table[chunk : chunk + 1],
             start_positions[chunk : chunk + 1],
-            scale,
-            first_position=first_position,
+            rule,
         )[0]
     return result

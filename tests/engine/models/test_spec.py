@@ -77,6 +77,7 @@ CASES: list[tuple[Any, Change, dict[str, Any]]] = [
     (ATTENTION, lambda spec: of_last_layer(replace(LAYER, mixer=spec)), {
         "num_heads": 8, "num_kv_heads": 1, "head_dim": 32, "rope": replace(ROPE, theta=5e3), "scale": 0.5,
         "has_qkv_bias": True, "has_output_bias": True, "qk_norm": None, "sliding_window": 4, "has_output_gate": True,
+        "soft_cap": 0.5,
     }),
     (ROPE, of_rope, {"theta": 5e3, "rotary_dim": 8, "scaling": None}),
     (ROPE.scaling, of_scaling, {
@@ -150,16 +151,3 @@ def test_every_kind_of_spec_has_its_case() -> None:
         return own.union(*map(kinds, inner))
 
     assert kinds(BASE) | {LinearRopeScaling, YarnRopeScaling} == {type(case[0]) for case in CASES}
-
-
-@pytest.mark.parametrize("where", ["layer", "draft-head"])
-def test_a_sliding_window_is_refused_wherever_it_is(where: str) -> None:
-    sliding = replace(LAYER, mixer=replace(ATTENTION, sliding_window=4))
-    assert BASE.draft_head is not None
-    spec = (
-        of_last_layer(sliding)
-        if where == "layer"
-        else replace(BASE, draft_head=replace(BASE.draft_head, layer=sliding))
-    )
-    with pytest.raises(ModelError, match="a sliding window of 4 tokens; supported is full attention"):
-        CausalLM(spec, Placement(torch.device("meta"), torch.float32), with_draft_head=False)

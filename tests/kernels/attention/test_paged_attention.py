@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.kernels import paged_attention
+from headway.kernels import ScoreRule, paged_attention
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 BLOCK_SIZE = 16
@@ -57,8 +57,7 @@ class Case:
             self.values,
             self.table[row],
             start,
-            self.scale,
-            first_position=first_position,
+            ScoreRule(self.scale, first_position=first_position),
         )
 
     def expected(self, first_position: int = 0) -> torch.Tensor:
@@ -124,7 +123,7 @@ def test_a_given_buffer_is_filled_and_returned(device: torch.device) -> None:
     case = Case([5, 20], 2, device)
     buffer = torch.full_like(case.query, torch.nan)
     result = paged_attention(
-        case.query, case.keys, case.values, case.table, case.starts, case.scale, out=buffer
+        case.query, case.keys, case.values, case.table, case.starts, ScoreRule(case.scale), out=buffer
     )
     assert result is buffer
     assert torch.equal(buffer, case.run())
@@ -176,6 +175,6 @@ def test_it_does_not_matter_where_the_blocks_are(length: int, dtype: torch.dtype
         keys[ids], values[ids] = (side.view(own, size, 2, 64) for side in rows)
         table = torch.full((1, 40), -1)
         table[0, :own] = ids
-        results.append(paged_attention(query, keys, values, table, starts, 0.125))
+        results.append(paged_attention(query, keys, values, table, starts, ScoreRule(0.125)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

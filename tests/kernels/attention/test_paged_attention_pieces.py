@@ -7,7 +7,14 @@ import pytest
 import torch
 from headway_testing.late import LateCopy
 
-from headway.kernels import paged_attention, prefill_attention, qkv_rope_append, rms_norm, rope_append
+from headway.kernels import (
+    ScoreRule,
+    paged_attention,
+    prefill_attention,
+    qkv_rope_append,
+    rms_norm,
+    rope_append,
+)
 from headway.kernels.attention import dispatch
 from headway.kernels.attention._split_kv_plan import split_rows
 from headway.kernels.reference.attention.paged_attention import paged_attention as twin
@@ -87,8 +94,10 @@ def test_pieces_add_up(
 ) -> None:
     query, keys, values, table, positions = arguments(starts, window, heads, device)
     out = torch.full_like(query, torch.nan)
-    paged_attention(query, keys, values, table, positions, 0.3, first_position=first_position, out=out)
-    expected = twin(query, keys, values, table, positions, 0.3, first_position=first_position)
+    paged_attention(
+        query, keys, values, table, positions, ScoreRule(0.3, first_position=first_position), out=out
+    )
+    expected = twin(query, keys, values, table, positions, ScoreRule(0.3, first_position=first_position))
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -100,10 +109,14 @@ def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool)
     query, keys, values, table, positions = arguments([290, 40, 0, -4], 3, heads, device)
     ends = torch.tensor([293, 0, 1, 0], device=device)
     out = torch.full_like(query, torch.nan)
-    paged_attention(query, keys, values, table, positions, 0.3, first_position=1, end_positions=ends, out=out)
+    paged_attention(
+        query, keys, values, table, positions, ScoreRule(0.3, first_position=1), end_positions=ends, out=out
+    )
     is_triton = device.type == "cuda" or is_interpreted  # the twin looks at ends in float16 only
     assert bool((out[1:] == 0).all() if is_triton else out.isfinite().all())
-    alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], 0.3, first_position=1)
+    alone = paged_attention(
+        query[:1], keys, values, table[:1], positions[:1], ScoreRule(0.3, first_position=1)
+    )
     assert torch.equal(out[:1], alone)
 
 
@@ -122,9 +135,9 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
     results = []
     for unit in UNITS:
         hand_out(monkeypatch, unit, num_pairs_of([start + window for start in starts], 32))
-        result = paged_attention(query, keys, values, table, positions, 0.3)
+        result = paged_attention(query, keys, values, table, positions, ScoreRule(0.3))
         for rows in (slice(0, 1), slice(1, len(starts) - 1), slice(len(starts) - 1, len(starts))):
-            some = paged_attention(query[rows], keys, values, table[rows], positions[rows], 0.3)
+            some = paged_attention(query[rows], keys, values, table[rows], positions[rows], ScoreRule(0.3))
             assert torch.equal(some, result[rows]), (unit, rows)
         results.append(result)
     assert all(torch.equal(result, results[0]) for result in results)
@@ -268,13 +281,13 @@ def test_partial_results_have_room(hands_out: torch.device) -> None:
 def test_padding_rows_get_finite_values_and_disturb_nobody(device: torch.device) -> None:
     """A row whose blocks are taken away, and one that stands before the first position."""
     query, keys, values, table, positions = arguments([170, 190, 0], 2, (2, 1), device)
-    alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], 0.3)
+    alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], ScoreRule(0.3))
     table[1] = -1
     keys[0] = values[0] = 0
-    result = paged_attention(query, keys, values, table, positions, 0.3, first_position=0)
+    result = paged_attention(query, keys, values, table, positions, ScoreRule(0.3))
     assert bool(result.isfinite().all())
     torch.testing.assert_close(result[:1], alone, rtol=0, atol=TOLERANCE)
-    result = paged_attention(query, keys, values, table, positions, 0.3, first_position=5)
+    result = paged_attention(query, keys, values, table, positions, ScoreRule(0.3, first_position=5))
     assert bool((result[2] == 0).all())
 
 
@@ -299,7 +312,7 @@ def test_what_stands_behind_the_end_does_not_matter(
     starts = [61, 230, 1]
     query, keys, values, table, positions = arguments(starts, 4, heads, device)
     ends = torch.tensor([64, 231, 0], device=device)
-    expected = twin(query, keys, values, table, positions, 0.3, first_position=first_position)
+    expected = twin(query, keys, values, table, positions, ScoreRule(0.3, first_position=first_position))
     for cache in (keys, values):
         for row, end in enumerate(ends.tolist()):
             blocks = table[row].clamp(min=0).long()
@@ -315,7 +328,13 @@ def test_what_stands_behind_the_end_does_not_matter(
         query, keys, values = query.half(), keys.half(), values.half()
     attend = paged_attention if heads[0] == 2 else prefill_attention
     result = attend(
-        query, keys, values, table, positions, 0.3, first_position=first_position, end_positions=ends
+        query,
+        keys,
+        values,
+        table,
+        positions,
+        ScoreRule(0.3, first_position=first_position),
+        end_positions=ends,
     )
     for row, width in enumerate((3, 1, 0)):
         tolerance = 2e-3 if query.dtype == torch.float16 else TOLERANCE
@@ -336,19 +355,23 @@ def test_a_query_gets_the_same_bits_in_any_window_and_batch(
     positions = torch.randint(0, blocks * BLOCK_SIZE - window, (rows,), device="cuda")
     positions[:3] = torch.tensor([3000, 1020, 0])
     query = torch.randn(rows, window, heads[0], head_dim, device="cuda", dtype=torch.bfloat16)
-    together = paged_attention(query, keys, values, table, positions, 0.1)
-    expected = twin(query.double(), keys.double(), values.double(), table, positions, 0.1)
+    together = paged_attention(query, keys, values, table, positions, ScoreRule(0.1))
+    expected = twin(query.double(), keys.double(), values.double(), table, positions, ScoreRule(0.1))
     torch.testing.assert_close(together.double(), expected, rtol=0, atol=2e-2)
     for width in (1, 2, 4, 5, 9):
         for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
-            result = paged_attention(query[some, :width], keys, values, table[some], positions[some], 0.1)
+            result = paged_attention(
+                query[some, :width], keys, values, table[some], positions[some], ScoreRule(0.1)
+            )
             assert torch.equal(result, together[some, :width]), (width, some)
     quad = dispatch.QUAD_TILES * dispatch.split_kv_tile(head_dim, 2)
     for unit in UNITS:
         for width in (1, 4):
             ends = [position + width for position in positions[:12].tolist()]
             hand_out(monkeypatch, unit, num_pairs_of(ends, quad))
-            result = paged_attention(query[:12, :width], keys, values, table[:12], positions[:12], 0.1)
+            result = paged_attention(
+                query[:12, :width], keys, values, table[:12], positions[:12], ScoreRule(0.1)
+            )
             assert torch.equal(result, together[:12, :width]), (unit, width)
 
 
@@ -360,15 +383,15 @@ def test_a_captured_graph_follows_the_lengths() -> None:
     positions = torch.zeros(rows, dtype=torch.int64, device="cuda")
     query = torch.randn(rows, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
     out = torch.full_like(query, torch.nan)
-    paged_attention(query, *caches, table, positions, 0.1, out=out)
+    paged_attention(query, *caches, table, positions, ScoreRule(0.1), out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        paged_attention(query, *caches, table, positions, 0.1, out=out)
+        paged_attention(query, *caches, table, positions, ScoreRule(0.1), out=out)
     for lengths in ([5, 100, 0, 2000], [8188, 8188, 8188, 8188], [-4, 1023, 1024, 7]):
         positions.copy_(torch.tensor(lengths))
         out.fill_(torch.nan)
         graph.replay()
-        assert torch.equal(out, paged_attention(query, *caches, table, positions, 0.1))
+        assert torch.equal(out, paged_attention(query, *caches, table, positions, ScoreRule(0.1)))
         assert not bool(out.isnan().any())
 
 
@@ -402,7 +425,9 @@ def test_where_keys_are_is_read_when_it_is_there(front: str, monkeypatch: pytest
         if front == "apart":
             rope_append(query, key, value, *at)
         turned = query if front == "apart" else qkv_rope_append(normed, weight, bias, None, *at)
-        return paged_attention(turned.view(rows, window, heads, head_dim), *caches, table, starts, 0.1)
+        return paged_attention(
+            turned.view(rows, window, heads, head_dim), *caches, table, starts, ScoreRule(0.1)
+        )
 
     places.zero_()
     elsewhere = attend()

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from headway.kernels import paged_attention, prefill_attention
+from headway.kernels import ScoreRule, paged_attention, prefill_attention
 
 KERNEL = sys.modules["headway.kernels.attention.prefill_attention"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -51,8 +51,7 @@ class Prompt:
 
     def run(self, first: int = 0, last: int | None = None, *, first_position: int = 0) -> torch.Tensor:
         return prefill_attention(
-            self.query[:, first:last], *self.caches, self.table, self.starts + first, self.scale,
-            first_position=first_position,
+            self.query[:, first:last], *self.caches, self.table, self.starts + first, ScoreRule(self.scale, first_position=first_position),
         )  # fmt: skip
 
     def expected(self, first_position: int = 0) -> torch.Tensor:
@@ -125,7 +124,7 @@ def test_prompts_have_the_bits_of_decode_windows(
     for first in range(0, window, 3):
         places = slice(first, min(first + 3, window))
         paged_attention(
-            prompt.query[:, places], *prompt.caches, prompt.table, prompt.starts + first, prompt.scale,
+            prompt.query[:, places], *prompt.caches, prompt.table, prompt.starts + first, ScoreRule(prompt.scale),
             out=expected[:, places],
         )  # fmt: skip
     assert torch.equal(prompt.run(), expected)
@@ -159,7 +158,7 @@ def test_what_hopper_streams_has_the_same_bits(
     prompt = Prompt(
         starts, window, hopper, heads=heads, head_dim=128, block_size=block_size, dtype=torch.bfloat16
     )
-    assert KERNEL.streams_attention(prompt.query, *prompt.caches, 0)
+    assert KERNEL.streams_attention(prompt.query, *prompt.caches, ScoreRule(prompt.scale))
     streamed = prompt.run()
     monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
     assert torch.equal(streamed, prompt.run())
@@ -181,8 +180,7 @@ def test_what_is_streamed_has_no_end_positions(
     starts = torch.tensor([4])
     ends = None if end is None else torch.tensor([end])
     result = prefill_attention(
-        query, *caches, torch.zeros(1, 1, dtype=torch.int64), starts, 1.0,
-        first_position=first_position, end_positions=ends,
+        query, *caches, torch.zeros(1, 1, dtype=torch.int64), starts, ScoreRule(1.0, first_position=first_position), end_positions=ends,
     )  # fmt: skip
     assert [out is result for out in streamed] == [True] * (end is None)
 

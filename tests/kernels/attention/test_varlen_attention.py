@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from headway.kernels import prefill_attention, varlen_attention
+from headway.kernels import ScoreRule, prefill_attention, varlen_attention
 from headway.kernels.attention.dispatch import varlen_tile
 
 ALONE = sys.modules["headway.kernels.attention.prefill_attention"]
@@ -58,7 +58,12 @@ class Prompts:
     def run(self, out: torch.Tensor | None = None, *, first_position: int = 0) -> torch.Tensor:
         chunks = self.table, self.firsts, self.lengths, self.starts
         return varlen_attention(
-            self.query, self.keys, self.values, *chunks, self.scale, first_position=first_position, out=out
+            self.query,
+            self.keys,
+            self.values,
+            *chunks,
+            ScoreRule(self.scale, first_position=first_position),
+            out=out,
         )
 
     def assert_each_is_as_alone(
@@ -70,7 +75,7 @@ class Prompts:
                 patch.setattr(ALONE, "streams_attention", lambda *_: False)
                 (expected,) = prefill_attention(
                     self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
-                    self.starts[row : row + 1], self.scale, first_position=first_position,
+                    self.starts[row : row + 1], ScoreRule(self.scale, first_position=first_position),
                 )  # fmt: skip
             torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=tolerance)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import headway.kernels
-from headway.kernels import Activation, DenseWeight, Epilogue, QueryBatch, Weight
+from headway.kernels import Activation, DenseWeight, Epilogue, QueryBatch, ScoreRule, Weight
 
 FEW_ROWS = 8
 MAX_WINDOW = 9  # of a decode round
@@ -111,20 +111,17 @@ def splits_keys_of_many_rows(original: Operation) -> Operation:
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         batch: QueryBatch,
-        scale: float,
+        rule: ScoreRule,
         *,
-        first_position: int = 0,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        result: torch.Tensor = original(
-            query, key_cache, value_cache, batch, scale, first_position=first_position, out=out
-        )
+        result: torch.Tensor = original(query, key_cache, value_cache, batch, rule, out=out)
         window = batch.lengths
         if isinstance(window, int) and window <= MAX_WINDOW and batch.num_tokens > FEW_ROWS:
             table = batch.block_table.clamp(min=0)
             keys, values = (_gathered(cache, table) for cache in (key_cache, value_cache))
             queries = query[batch.tokens].view(len(table), window, *query.shape[1:])
-            merged = _in_two_parts(queries, keys, values, batch.start_positions, scale, first_position)
+            merged = _in_two_parts(queries, keys, values, batch.start_positions, rule)
             result[batch.tokens] = merged.flatten(0, 1).to(result.dtype)
         return result
 
@@ -147,17 +144,18 @@ def _in_two_parts(
     keys: torch.Tensor,  # [rows, keys, kv_heads, head_dim] of a wide type
     values: torch.Tensor,  # likewise
     starts: torch.Tensor,  # [rows] int64
-    scale: float,
-    first_position: int,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Returns [rows, window, q_heads, head_dim]."""
     rows, window, q_heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
     grouped = _wide(queries).view(rows, window, kv_heads, q_heads // kv_heads, head_dim)
-    scores = torch.einsum("rwhgd,rkhd->rhgwk", grouped, keys) * scale
+    scores = torch.einsum("rwhgd,rkhd->rhgwk", grouped, keys) * rule.scale
     places = torch.arange(keys.shape[1], device=keys.device)
     ends = starts[:, None] + torch.arange(window, device=keys.device)
-    is_visible = (places <= ends[..., None]) & (places >= first_position)
+    is_visible = (places <= ends[..., None]) & (places >= rule.first_position)
+    if rule.window > 0:
+        is_visible &= places > ends[..., None] - rule.window
     scores = scores.masked_fill(~is_visible[:, None, None], float("-inf"))
     is_first = places < (ends[..., None] + 1) // 2
     parts = []
