@@ -69,7 +69,7 @@ from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import DeferredNorm
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
-from headway.kernels.types._epilogue import Activation, Epilogue, NextNorm
+from headway.kernels.types._epilogue import Activation, Epilogue, GateActivation, NextNorm
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._processor_state import LogitsProcessorState
@@ -98,6 +98,7 @@ __all__ = [
     "DraftWindow",
     "Epilogue",
     "Float8Weight",
+    "GateActivation",
     "HeadNorms",
     "Int4ScreenedWeight",
     "LogitsProcessorState",

@@ -17,6 +17,7 @@ from headway.kernels import (
     DenseWeight,
     Epilogue,
     Float8Weight,
+    GateActivation,
     Int4ScreenedWeight,
     PackedCpuWeight,
     Weight,
@@ -93,9 +94,9 @@ class Linear:
         activation = x if isinstance(x, Activation) else Activation(x)
         return linear(activation, self._stored, Epilogue(self.bias)).values
 
-    def gated(self, x: Activation) -> torch.Tensor:  # [n, in] -> [n, out / 2]
-        """Returns silu of the first half of the outputs times the second half."""
-        return linear(x, self._stored, Epilogue(self.bias, "gated_mul")).values
+    def gated(self, x: Activation, activation: GateActivation) -> torch.Tensor:  # [n, in] -> [n, out / 2]
+        """Returns the activation of the first half of the outputs times the second half."""
+        return linear(x, self._stored, Epilogue(self.bias, activation)).values
 
     def added_to(
         self,

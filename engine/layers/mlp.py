@@ -1,4 +1,4 @@
-"""A gated feed-forward: down(silu(gate(x)) * up(x))."""
+"""A gated feed-forward: down(activation(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class GatedMlp:
     layers."""
 
     def __init__(self, spec: DenseSpec, hidden_size: int, place: Placement) -> None:
+        self._activation = spec.activation
         inner, has_bias = spec.intermediate_size, spec.has_bias
         gate_up = {"feed_forward.gate": inner, "feed_forward.up": inner}
         self.input = place.linear(gate_up, hidden_size, has_bias=has_bias)
@@ -30,4 +31,5 @@ class GatedMlp:
 
     def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
         """See FeedForward."""
-        stream.add(self.input.gated(stream.normed(norm, self.input)), self.output, post_norm)
+        gated = self.input.gated(stream.normed(norm, self.input), self._activation)
+        stream.add(gated, self.output, post_norm)

@@ -117,10 +117,11 @@ class DeltaNetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """A feed-forward: down(silu(gate(x)) * up(x))."""
+    """A feed-forward: down(activation(gate(x)) * up(x)). activation: gelu_tanh approximates GELU by tanh."""
 
     intermediate_size: int
     has_bias: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,9 @@
 """The arithmetic of a gated activation: the same places of rounding wherever it is computed, in Triton and in
-Gluon."""
+Gluon.
+
+"gelu_tanh" is gate / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3), which is
+gate / (1 + exp(-2 u)). Where the exponential overflows, the quotient is 0, as it should be.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,26 @@ from headway.kernels.runtime._triton import gl, gluon_jit_once_for, jit, tl
 
 
 @jit
-def gated_product(gate: tl.tensor, up: tl.tensor) -> tl.tensor:
-    """silu(gate) * up in their type, the activation rounded before it is multiplied."""
+def gated_product(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """activation(gate) * up in their type, the activation rounded before it is multiplied."""
     value = wide(gate)
-    decay = tl.exp(-tl.abs(value))
-    value *= tl.where(value >= 0, 1.0, decay) / (1 + decay)
+    if ACTIVATION == "gelu_tanh":
+        value /= 1 + tl.exp(value * (-1.5957691216057308 - 0.07135481627260025 * value * value))
+    else:
+        decay = tl.exp(-tl.abs(value))
+        value *= tl.where(value >= 0, 1.0, decay) / (1 + decay)
     return (wide(value.to(gate.dtype)) * wide(up)).to(gate.dtype)
 
 
 @gluon_jit_once_for()
-def gluon_gated_product(gate: gl.tensor, up: gl.tensor, dtype: gl.constexpr) -> gl.tensor:
+def gluon_gated_product(
+    gate: gl.tensor, up: gl.tensor, dtype: gl.constexpr, ACTIVATION: gl.constexpr
+) -> gl.tensor:
     """The same in Gluon, of float32 sums, which are rounded to the type first."""
     value = gate.to(dtype).to(gl.float32)
-    decay = gl.exp(-gl.abs(value))
-    value *= gl.where(value >= 0, 1.0, decay) / (1 + decay)
+    if ACTIVATION == "gelu_tanh":
+        value /= 1 + gl.exp(value * (-1.5957691216057308 - 0.07135481627260025 * value * value))
+    else:
+        decay = gl.exp(-gl.abs(value))
+        value *= gl.where(value >= 0, 1.0, decay) / (1 + decay)
     return (value.to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)).to(dtype)

@@ -8,6 +8,7 @@ from headway.kernels.elementwise._gated_product import gated_product
 from headway.kernels.reference.elementwise.gated_mul import gated_mul as gated_mul_twin
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.types._epilogue import GateActivation
 
 # Columns of a program, and warps: of many tokens fewer and larger ones, as soon as they fill the card. 11,008
 # columns of 256 tokens take an H200 3.2 us instead of 3.9, of 512 5.8 instead of 7.3; of 128 tokens 2.3
@@ -21,6 +22,7 @@ def _gated_mul_kernel(
     out_ptr: tl.tensor,
     intermediate: tl.tensor,
     BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program a token and BLOCK columns."""
@@ -33,13 +35,14 @@ def _gated_mul_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(gate_ptr, mask=is_inside, other=0.0)
     up = tl.load(gate_ptr + intermediate, mask=is_inside, other=0.0)
-    tl.store(out_ptr + token * intermediate + column, gated_product(gate, up), mask=is_inside)
+    tl.store(out_ptr + token * intermediate + column, gated_product(gate, up, ACTIVATION), mask=is_inside)
 
 
 def gated_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
+    activation: GateActivation = "silu",
 ) -> torch.Tensor:
-    """[tokens, intermediate]: silu(gate) * up."""
+    """[tokens, intermediate]: activation(gate) * up."""
     if takes_triton(gate_up):
         check_dense(gate_up)
         tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
@@ -49,7 +52,14 @@ def gated_mul(
             grid = tokens, blocks_of(intermediate, block)
             overlaps, launch = overlap(gate_up.device)
             _gated_mul_kernel[grid](
-                gate_up, out, intermediate, BLOCK=block, OVERLAPS=overlaps, num_warps=num_warps, **launch
+                gate_up,
+                out,
+                intermediate,
+                BLOCK=block,
+                ACTIVATION=activation,
+                OVERLAPS=overlaps,
+                num_warps=num_warps,
+                **launch,
             )
         return out
-    return gated_mul_twin(gate_up)
+    return gated_mul_twin(gate_up, activation)

@@ -24,6 +24,7 @@ from headway.kernels.runtime._triton import (
     hopper,
     tl,
 )
+from headway.kernels.types._epilogue import GateActivation
 
 # Tiles of outputs whose weights stay in the L2 cache while all rows pass.
 _GROUP = 8
@@ -79,6 +80,7 @@ def _dense_gated_kernel(
     PAIRED: gl.constexpr,
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ) -> None:
     """There is one program a multiprocessor."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -132,7 +134,8 @@ def _dense_gated_kernel(
         sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[sums])
         runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
         gate, up = gl.split(gl.permute(gl.reshape(sums, [ROWS, runs, 2, PAIRED]), (0, 1, 3, 2)))
-        result = gl.reshape(gluon_gated_product(gate, up, x_desc.dtype), [ROWS, OUTPUTS // 2])
+        product = gluon_gated_product(gate, up, x_desc.dtype, ACTIVATION)
+        result = gl.reshape(product, [ROWS, OUTPUTS // 2])
         hopper.tma.store_wait(pendings=0)
         tl.debug_barrier()
         results.store(result)
@@ -150,6 +153,7 @@ def dense_gated_linear(
     x: torch.Tensor,  # [rows, inputs]
     weight: torch.Tensor,  # [2 * outputs, inputs]: gate, then up
     out: torch.Tensor,  # [rows, outputs], written
+    activation: GateActivation,
 ) -> None:
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     row_tiles, tiles = blocks_of(rows, ROWS), blocks_of(num_outputs, OUTPUTS // 2)
@@ -162,5 +166,5 @@ def dense_gated_linear(
         TensorDescriptor(out, [rows, num_outputs], [out.stride(0), 1], [ROWS, OUTPUTS // 2], flat),
         row_tiles, tiles, num_inputs // INPUTS,
         ROWS=ROWS, OUTPUTS=OUTPUTS, INPUTS=INPUTS, PAIRED=PAIRED, GROUP=_GROUP, STAGES=_STAGES,
-        num_warps=_WARPS, launch_pdl=True,
+        ACTIVATION=activation, num_warps=_WARPS, launch_pdl=True,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from headway.kernels.linear._hopper_core import (
 )
 from headway.kernels.linear.dispatch import PAIRED, TmaGemmConfig
 from headway.kernels.runtime._triton import gl, gluon_jit_once_for
+from headway.kernels.types._epilogue import GateActivation
 
 
 @gluon_jit_once_for("num_rows", "num_copies")
@@ -43,6 +44,7 @@ def _streamed_gated_kernel(
     UNIT: gl.constexpr,
     UNDER_WAY: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ) -> None:
     """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up`
     paired with them."""
@@ -60,7 +62,7 @@ def _streamed_gated_kernel(
     for tile in gl.static_range(TILES):
         _store_gated(
             sums[tile], first_tile + tile, bias_ptr, out_ptr, num_rows, num_outputs, out_stride,
-            ROWS, OUTPUTS, PAIRED, HAS_BIAS,
+            ROWS, OUTPUTS, PAIRED, HAS_BIAS, ACTIVATION,
         )  # fmt: skip
     close_stream(stream, STAGES)
 
@@ -78,6 +80,7 @@ def _store_gated(
     OUTPUTS: gl.constexpr,
     PAIRED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ) -> None:
     gate, up = split_paired(sums, ROWS, OUTPUTS, PAIRED)
     if HAS_BIAS:
@@ -86,7 +89,8 @@ def _store_gated(
         is_output = output < num_outputs
         gate += gl.load(bias_ptr + output, mask=is_output, other=0).to(gl.float32)[:, None]
         up += gl.load(bias_ptr + num_outputs + output, mask=is_output, other=0).to(gl.float32)[:, None]
-    result = by_rows(gluon_gated_product(gate, up, out_ptr.dtype.element_ty), ROWS, OUTPUTS // 2)
+    product = gluon_gated_product(gate, up, out_ptr.dtype.element_ty, ACTIVATION)
+    result = by_rows(product, ROWS, OUTPUTS // 2)
     layout: gl.constexpr = result.type.layout
     cell, is_cell = cells_of(tile, num_rows, num_outputs, out_stride, ROWS, OUTPUTS // 2, layout)
     gl.store(out_ptr + cell, result, mask=is_cell)
@@ -98,11 +102,12 @@ def streamed_gated_linear(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     streams: TmaGemmConfig,  # of them
+    activation: GateActivation,
 ) -> None:
-    """Writes silu(x @ gate.T) * (x @ up.T), [rows, outputs], to out."""
+    """Writes activation(x @ gate.T) * (x @ up.T), [rows, outputs], to out."""
     rows, num_inputs = x.shape
     _streamed_gated_kernel[(streams.programs,)](
         described_rows(x, streams), described_pairs(weight, streams, blocks=1), out if bias is None else bias, out, rows, out.shape[1],
         num_inputs // inputs_of(x, streams), out.stride(0), TILES=streams.tiles, PAIRED=PAIRED, HAS_BIAS=bias is not None,
-        **stream_constants_of(x, streams),
+        ACTIVATION=activation, **stream_constants_of(x, streams),
     )  # fmt: skip

@@ -10,7 +10,6 @@ and `library_is_ordered` tries.
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Literal
 
 import torch
 from torch.nn.functional import linear
@@ -22,6 +21,7 @@ from headway.kernels.linear._hopper_gated_linear import streamed_gated_linear
 from headway.kernels.linear._hopper_linear import streamed_linear
 from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.linear.dispatch import MAX_ROWS, FusedOperation, LinearKernel, WeightFormat
+from headway.kernels.types._epilogue import GateActivation
 
 # Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the
 # last one tried.
@@ -54,33 +54,34 @@ def ordered_linear(
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
     *,
-    activation: Literal["none", "gated_mul"] = "none",
+    gate: GateActivation | None = None,
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
     weight_format: WeightFormat = WeightFormat.ORDERED,
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] of "gated_mul", rounded, and then
+    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] with a gate, rounded, and then
     the residual added.
 
     No launch that is still under way may write the weight.
     """
-    assert residual is None or activation == "none", "no kernel adds a gated product to a residual"
-    kernel, streams = choice_of(x, weight, _operation(activation, bias), out, weight_format)
+    assert residual is None or gate is None, "no kernel adds a gated product to a residual"
+    kernel, streams = choice_of(x, weight, _operation(gate, bias), out, weight_format)
     if kernel in (LinearKernel.LIBRARY, LinearKernel.BATCH_INVARIANT):
         multiply = batch_invariant_linear if kernel is LinearKernel.BATCH_INVARIANT else _library_linear
         product = multiply(x, weight, bias)
         if residual is not None:
             return torch.add(residual, product, out=out)
-        product = gated_mul(product) if activation == "gated_mul" else product
+        product = product if gate is None else gated_mul(product, gate)
         return product if out is None else out.copy_(product)
-    outputs = weight.shape[0] // 2 if activation == "gated_mul" else weight.shape[0]
+    outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
     result = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device) if out is None else out
-    if streams is None:
-        dense_gated_linear(x, weight, result)
-    elif activation == "gated_mul":
-        streamed_gated_linear(x, weight, bias, result, streams)
-    else:
+    if gate is None:
+        assert streams is not None, "only gated products have another kernel"
         streamed_linear(x, weight, streams, result, bias=bias, residual=residual)
+    elif streams is None:
+        dense_gated_linear(x, weight, result, gate)
+    else:
+        streamed_gated_linear(x, weight, bias, result, streams, gate)
     return result
 
 
@@ -98,8 +99,8 @@ def _tried_rows(num_outputs: int) -> list[int]:
     return list(takewhile(lambda rows: rows * num_outputs <= _MOST_TRIED, _TRIED_ROWS)) or [_TRIED_ROWS[0]]
 
 
-def _operation(activation: str, bias: torch.Tensor | None) -> FusedOperation:
-    if activation == "none":
+def _operation(gate: GateActivation | None, bias: torch.Tensor | None) -> FusedOperation:
+    if gate is None:
         return FusedOperation.ADD
     return FusedOperation.GATED_MUL if bias is None else FusedOperation.GATED_MUL_BIASED
 

@@ -39,7 +39,7 @@ def linear(
     *,
     out: torch.Tensor | None = None,  # [rows, out]; may be the residual
 ) -> Activation:
-    """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] of "gated_mul".
+    """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] with a gate.
 
     With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not
     batch-invariant read or write deferred norms. No launch that is still under way may write the weight.
@@ -51,8 +51,8 @@ def linear(
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
     assert epilogue.next_norm is None, "this weight's format defers no norm"
     product = _product(x.values, weight, epilogue.bias)
-    if epilogue.activation == "gated_mul":
-        product = gated_mul(product)
+    if epilogue.gate is not None:
+        product = gated_mul(product, epilogue.gate)
     if epilogue.residual is not None:
         return Activation(torch.add(epilogue.residual, product, out=out))
     return Activation(product if out is None else out.copy_(product))
@@ -118,14 +118,14 @@ def format_of(weight: DenseWeight) -> WeightFormat:
 
 
 def _ordered(x: Activation, weight: DenseWeight, epilogue: Epilogue, out: torch.Tensor | None) -> Activation:
-    bias, activation, residual, norm = epilogue
+    bias, gate, residual, norm = epilogue
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
     assert norm is None, "this weight's format defers no norm"
     product = ordered_linear(
         x.values,
         weight.values,
         bias,
-        activation=activation,
+        gate=gate,
         residual=residual,
         out=out,
         weight_format=format_of(weight),
@@ -147,10 +147,10 @@ def _fuses(x: Activation, weight: DenseWeight, epilogue: Epilogue) -> bool:
 
 
 def _fused(x: Activation, weight: torch.Tensor, epilogue: Epilogue, out: torch.Tensor | None) -> Activation:
-    bias, activation, residual, norm = epilogue
+    bias, gate, residual, norm = epilogue
     if norm is not None:
         assert residual is not None, "a norm follows a residual addition"
-        assert (x.deferred, activation) == (None, "none"), "no kernel computes all that"
+        assert (x.deferred, gate) == (None, None), "no kernel computes all that"
         return Activation(
             *add_linear(
                 x.values,
@@ -162,10 +162,10 @@ def _fused(x: Activation, weight: torch.Tensor, epilogue: Epilogue, out: torch.T
                 unit_offset=norm.unit_offset,
             )
         )
-    if activation == "none":
+    if gate is None:
         return Activation(skinny_linear(x.values, weight, bias, norm=x.deferred, residual=residual, out=out))
     assert residual is None, "no kernel adds a gated product to a residual"
-    return Activation(gated_linear(x.values, weight, bias, norm=x.deferred, out=out))
+    return Activation(gated_linear(x.values, weight, bias, activation=gate, norm=x.deferred, out=out))
 
 
 def _product(

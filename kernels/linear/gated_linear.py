@@ -30,6 +30,7 @@ from headway.kernels.reference.linear.gated_linear import gated_linear as gated_
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
 from headway.kernels.types._deferred_norm import DeferredNorm
+from headway.kernels.types._epilogue import GateActivation
 
 
 @jit_once_for("num_rows", "num_outputs")
@@ -52,6 +53,7 @@ def _gated_kernel(
     SQUARES: tl.constexpr,
     EPSILON: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
@@ -78,7 +80,7 @@ def _gated_kernel(
     if HAS_BIAS:
         sums += bias[:, None]
     gate, up = split_pairs(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS)
-    result = gated_product(gate, up)
+    result = gated_product(gate, up, ACTIVATION)
     output = first_output + tl.arange(0, OUTPUTS // 2)
     out_cell = out_ptr + row[None, :] * out_stride + output[:, None]
     is_cell = (row < num_rows)[None, :] & (output < num_outputs)[:, None]
@@ -90,11 +92,12 @@ def gated_linear(
     weight: torch.Tensor,  # [2 * outputs, inputs] float: gate, then up
     bias: torch.Tensor | None = None,  # [2 * outputs] float
     *,
+    activation: GateActivation = "silu",
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: silu(x @ gate.T) * (x @ up.T). The bias is added to both products, which are
-    rounded once, as the activation is, and the result.
+    """Returns [rows, outputs]: activation(x @ gate.T) * (x @ up.T). The bias is added to both products, which
+    are rounded once, as the activation is, and the result.
 
     No launch that is still under way may write the weight: it may be read before the preceding launch has
     ended.
@@ -104,19 +107,19 @@ def gated_linear(
     kernel, streams = choice_of(x, weight, operation, out)
     is_library = kernel is LinearKernel.LIBRARY
     if not takes_triton(x) or (norm is not None and is_library):
-        return gated_linear_twin(x, weight, bias, norm=norm, out=out)
+        return gated_linear_twin(x, weight, bias, activation=activation, norm=norm, out=out)
     assert all(t is None or t.stride(-1) == 1 for t in (bias, out)), "outputs are adjacent in memory"
     if is_library:
-        gated = gated_mul(torch.nn.functional.linear(x, weight, bias))
+        gated = gated_mul(torch.nn.functional.linear(x, weight, bias), activation)
         return gated if out is None else out.copy_(gated)
     shape = x.shape[0], weight.shape[0] // 2
     result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if streams is not None:
-        streamed_gated_linear(x, weight, bias, result, streams)
+        streamed_gated_linear(x, weight, bias, result, streams, activation)
     elif kernel is LinearKernel.SKINNY:
-        _launch_few(x, weight, bias, norm, result)
+        _launch_few(x, weight, bias, norm, result, activation)
     else:
-        dense_gated_linear(x, weight, result)
+        dense_gated_linear(x, weight, result, activation)
     return result
 
 
@@ -126,6 +129,7 @@ def _launch_few(
     bias: torch.Tensor | None,
     norm: DeferredNorm | None,
     out: torch.Tensor,
+    activation: GateActivation,
 ) -> None:
     (rows, num_inputs), num_outputs = x.shape, out.shape[1]
     cut = _cut(num_outputs, x)
@@ -133,7 +137,7 @@ def _launch_few(
         x, weight, x if bias is None else bias, x if norm is None else norm.squares, out,
         rows, num_outputs, num_inputs, x.stride(0), out.stride(0),
         SQUARES=0 if norm is None else norm.squares.shape[1], EPSILON=0.0 if norm is None else norm.epsilon,
-        HAS_BIAS=bias is not None,
+        HAS_BIAS=bias is not None, ACTIVATION=activation,
         **constants_of(cut, x),
     )  # fmt: skip
 

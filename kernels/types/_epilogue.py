@@ -8,6 +8,9 @@ import torch
 
 from headway.kernels.types._deferred_norm import DeferredNorm
 
+# "silu": x * sigmoid(x). "gelu_tanh": x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).
+GateActivation = Literal["silu", "gelu_tanh"]
+
 
 class Activation(NamedTuple):
     """The input of a linear layer: in the weight's dtype, or in float8_e4m3fn as multiples of a
@@ -32,12 +35,13 @@ class NextNorm(NamedTuple):
 class Epilogue(NamedTuple):
     """The operations that are computed with a product, in this order.
 
-    activation: "gated_mul" is silu of the first half of the outputs times the second half. next_norm: the sum
-    with the residual, which is changed in place, is multiplied by the norm's weight; the rest is deferred.
+    gate: the function of the first half of the outputs that multiplies the second half, if there is one.
+    next_norm: the sum with the residual, which is changed in place, is multiplied by the norm's weight; the
+    rest is deferred.
     """
 
     bias: torch.Tensor | None = None  # [out] float
-    activation: Literal["none", "gated_mul"] = "none"
+    gate: GateActivation | None = None
     residual: torch.Tensor | None = None  # [rows, out] float
     next_norm: NextNorm | None = None
 

@@ -87,6 +87,7 @@ STRIDES += tuple(
 )
 STRIDES += ("num_inputs",)
 STREAMED_BY_COPIES = (*STRIDES, "num_outputs")
+ACTIVATIONS = ("silu", "gelu_tanh")
 PIECES = {"BLOCK_SIZE": 16, "ROWS": 64, "HAS_ENDS": True}
 
 
@@ -284,6 +285,7 @@ CASES = [
                 "SQUARES": squares,
                 "EPSILON": 1e-5,
                 "HAS_BIAS": rows == 32,
+                "ACTIVATION": activation,
             }
             | STREAMED,
             4,
@@ -292,6 +294,7 @@ CASES = [
         )
         for rows in (16, 32, 64)
         for outputs, inputs, squares, num_stages in ((128, 64, 64, 4), (64, 128, 0, 5))
+        for activation in ACTIVATIONS
     ),
     *(
         streamed_linear(kind, rows, inputs, stages, split, under_way, IS_SCALED=False, HAS_RESIDUAL=True)
@@ -327,7 +330,8 @@ CASES = [
                     "weight_desc": descriptor(kind, 1, 4, 2, 8, inputs),
                 },
                 streamed_by_copies(kind, inputs, rows, under_way=under_way)
-                | {"STAGES": stages, "TILES": 1, "PAIRED": 8, "HAS_BIAS": rows == 32},
+                | {"STAGES": stages, "TILES": 1, "PAIRED": 8, "HAS_BIAS": rows == 32}
+                | {"ACTIVATION": ACTIVATIONS[rows == 16]},
                 divisible=STREAMED_BY_COPIES,
                 least_capability=90,
                 most_capability=90,
@@ -378,7 +382,8 @@ CASES = [
                 "weight_desc": descriptor(kind, 1, 4, 2, 8, 128),
             },
             streamed_by_copies(kind, 128, rows, under_way=int(rows == 64))
-            | {"STAGES": stages, "TILES": tiles, "PAIRED": 8, "HAS_BIAS": has_bias},
+            | {"STAGES": stages, "TILES": tiles, "PAIRED": 8, "HAS_BIAS": has_bias}
+            | {"ACTIVATION": activation},
             divisible=STREAMED_BY_COPIES,
             least_capability=90,
             most_capability=90,
@@ -389,6 +394,7 @@ CASES = [
             ("fp16", 128, 3, 2, False),
             ("bf16", 128, 3, 2, True),
         )
+        for activation in ACTIVATIONS
     ),
     *(
         Case(
@@ -399,12 +405,14 @@ CASES = [
                 "weight_desc": descriptor(kind, 16, 2, 8, 64),
                 "out_desc": descriptor(kind, 128, 128),
             },
-            {"ROWS": 128, "OUTPUTS": 256, "INPUTS": 64, "PAIRED": 8, "GROUP": 8, "STAGES": 4},
+            {"ROWS": 128, "OUTPUTS": 256, "INPUTS": 64, "PAIRED": 8, "GROUP": 8, "STAGES": 4}
+            | {"ACTIVATION": activation},
             8,
             least_capability=90,
             most_capability=90,
         )
         for kind in ("bf16", "fp16")
+        for activation in ACTIVATIONS
     ),
     *(
         case
@@ -731,10 +739,11 @@ CASES = [
                     "gated_mul",
                     "_gated_mul_kernel",
                     pointers("gate_up out", kind),
-                    {"BLOCK": block, "OVERLAPS": True},
+                    {"BLOCK": block, "ACTIVATION": activation, "OVERLAPS": True},
                     num_warps,
                 )
                 for block, num_warps in ((1024, 4), (2048, 8))
+                for activation in ACTIVATIONS
             ),
             Case(
                 "sigmoid_mul",

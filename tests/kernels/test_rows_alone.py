@@ -33,10 +33,10 @@ WIDTHS = (334, 1000)
 NUM_ELEMENTS = 5 * 2**15  # ATen gives a thread 2**15 or more
 EPSILON = 1e-6
 
-# These depend on the place, so that nothing that a row goes through may call them; silu where the parts are
-# chosen for it.
+# These depend on the place, so that nothing that a row goes through may call them; silu and gelu
+# where the parts are chosen for them.
 BY_PLACE = {"sigmoid", "silu", "softplus", "gelu", "mish", "elu", "selu", "celu", "logsigmoid", "hardswish", "pow", "float_power"}  # fmt: skip
-EXCEPTIONS = {("kernels/reference/_activations.py", "silu")}
+EXCEPTIONS = {("kernels/reference/_activations.py", name) for name in ("silu", "gelu")}
 PLACES = (
     "kernels/reference",
     "engine/layers",
@@ -79,6 +79,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "add_rms_norm": lambda x: add_rms_norm(x, x.clone(), weights(x, x.shape[1]), EPSILON),
     "gated_rms_norm": lambda x: gated_rms_norm(*x[:, None].chunk(2, -1), weights(x, x.shape[1] // 2), EPSILON),
     "gated_mul": gated_mul,
+    "gated_mul by gelu_tanh": lambda x: gated_mul(x, "gelu_tanh"),
     "gated_linear": lambda x: gated_linear(x[:, :1], weights(x, x.shape[1])[:, None]),
     "sigmoid_mul": gated_sigmoid,
     "silu": silu,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference._activations import gated_product
+from headway.kernels.types._epilogue import GateActivation
 
 
 def gated_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
+    activation: GateActivation = "silu",
 ) -> torch.Tensor:
-    """[tokens, intermediate]: silu(gate) * up."""
-    return gated_product(*gate_up.chunk(2, dim=-1))
+    """[tokens, intermediate]: activation(gate) * up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gated_product(gate, up, activation)

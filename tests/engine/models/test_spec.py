@@ -72,7 +72,7 @@ CASES: list[tuple[Any, Change, dict[str, Any]]] = [
         "mixer": DELTA, "feed_forward": DenseSpec(64), "post_mixer_norm": None, "post_feed_forward_norm": NORM,
     }),
     (LAYER.feed_forward, lambda spec: of_last_layer(replace(LAYER, feed_forward=spec)), {
-        "intermediate_size": 64, "has_bias": True,
+        "intermediate_size": 64, "has_bias": True, "activation": "gelu_tanh",
     }),
     (ATTENTION, lambda spec: of_last_layer(replace(LAYER, mixer=spec)), {
         "num_heads": 8, "num_kv_heads": 1, "head_dim": 32, "rope": replace(ROPE, theta=5e3), "scale": 0.5,

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from headway_testing.products import tensors
+from headway_testing.products import ACTIVATIONS, tensors
 
 from headway.kernels import (
     Activation,
@@ -82,12 +82,12 @@ def test_every_format_is_multiplied_and_added(kind: str, rows: int) -> None:
 def test_a_bias_and_a_gated_activation(kind: str) -> None:
     x, exact = tensors(5, OUTPUTS, INPUTS, torch.device("cpu"))
     weight, bias = weight_of(kind, exact), random(OUTPUTS)
-    for given in (None, bias):
+    for given, activation in product((None, bias), ACTIVATIONS):
         wanted = x.double() @ exact.double().T + (0 if given is None else given.double())
         assert_about(linear(Activation(x), weight, Epilogue(given)).values, wanted, kind)
         gate, up = wanted.chunk(2, dim=1)
-        found = linear(Activation(x), weight, Epilogue(given, "gated_mul")).values
-        assert_about(found, torch.nn.functional.silu(gate) * up, kind)
+        found = linear(Activation(x), weight, Epilogue(given, activation)).values
+        assert_about(found, ACTIVATIONS[activation](gate) * up, kind)
 
 
 def test_inputs_in_float8_are_not_rounded_again() -> None:
@@ -124,12 +124,12 @@ def test_a_norm_is_deferred_from_one_product_to_the_next() -> None:
             stream * (stream.square().mean(1, keepdim=True) + 1e-5).rsqrt() * (gain.double() + unit_offset)
         )
         _, reader = tensors(5, OUTPUTS, INPUTS, torch.device("cpu"))
-        for activation, given in product(("none", "gated_mul"), (None, random(OUTPUTS))):
+        for activation, given in product((None, *ACTIVATIONS), (None, random(OUTPUTS))):
             wanted = normed @ reader.double().T + (0 if given is None else given.double())
-            if activation == "gated_mul":
+            if activation is not None:
                 gate, up = wanted.chunk(2, dim=1)
-                wanted = torch.nn.functional.silu(gate) * up
-            found = linear(scaled, DenseWeight(reader), Epilogue(given, activation))  # type: ignore[arg-type]
+                wanted = ACTIVATIONS[activation](gate) * up
+            found = linear(scaled, DenseWeight(reader), Epilogue(given, activation))
             assert_about(found.values, wanted, "dense")
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from headway_testing.products import assert_near, tensors
+from headway_testing.products import ACTIVATIONS, assert_near, tensors
 
-from headway.kernels import DeferredNorm
+from headway.kernels import DeferredNorm, GateActivation
 from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.types._deferred_norm import square_tiles
 
@@ -15,12 +15,15 @@ SHAPES = {"long": (64, 2048), "odd": (200, 256), "narrow-cut": (70, 192), "libra
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES.values(), ids=SHAPES)
-def test_the_gated_product(rows: int, outputs: int, inputs: int, device: torch.device) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_gated_product(
+    rows: int, outputs: int, inputs: int, activation: GateActivation, device: torch.device
+) -> None:
     x, weight = tensors(rows, 2 * outputs, inputs, device)
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     out = torch.full((rows, outputs), torch.nan).to(x)
-    assert gated_linear(x, weight, out=out) is out
-    assert_near(out, torch.nn.functional.silu(gate) * up)
+    assert gated_linear(x, weight, activation=activation, out=out) is out
+    assert_near(out, ACTIVATIONS[activation](gate) * up)
 
 
 @pytest.mark.parametrize("rows", [1, 19, 65, 640])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from headway_testing.products import (
+    ACTIVATIONS,
     Place,
     assert_each_launch_waits,
     assert_each_near,
@@ -15,7 +16,7 @@ from headway_testing.products import (
     tensors,
 )
 
-from headway.kernels import rms_norm
+from headway.kernels import GateActivation, rms_norm
 from headway.kernels.linear import _hopper_core as _streamed
 from headway.kernels.linear._hopper_core import (
     choice_of,
@@ -271,28 +272,30 @@ def test_all_is_added_before_it_is_rounded(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (3016, 2048), (20000, 2048)], ids=str)
 def test_the_gated_product(
-    outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
+    outputs: int, inputs: int, rows: int, dtype: torch.dtype, activation: GateActivation, hopper: torch.device
 ) -> None:
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
     assert paired_config_of(x, weight) is not None
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     place = Place(rows, outputs, x)
     out = place.out
-    assert gated_linear(x, weight, out=out) is out
-    assert_near(out, torch.nn.functional.silu(gate) * up)
+    assert gated_linear(x, weight, activation=activation, out=out) is out
+    assert_near(out, ACTIVATIONS[activation](gate) * up)
     place.assert_around_it_nothing_is_written()
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [65, 96, 127, 128])
 @pytest.mark.parametrize(("outputs", "inputs"), [(11008, 4096), (8192, 2048), (11000, 2048)], ids=str)
 def test_the_gated_product_of_more_rows(
-    outputs: int, inputs: int, rows: int, dtype: torch.dtype, hopper: torch.device
+    outputs: int, inputs: int, rows: int, dtype: torch.dtype, activation: GateActivation, hopper: torch.device
 ) -> None:
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another."""
     x, weight = tensors(rows, 2 * outputs, inputs, hopper, dtype)
@@ -300,9 +303,9 @@ def test_the_gated_product_of_more_rows(
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
     place = Place(rows, outputs, x)
     out = place.out
-    assert gated_linear(beside_rubbish(x), weight, out=out) is out
-    assert_each_near(out, torch.nn.functional.silu(gate) * up)
-    assert all(torch.equal(gated_linear(x, weight), out) for _ in range(50))
+    assert gated_linear(beside_rubbish(x), weight, activation=activation, out=out) is out
+    assert_each_near(out, ACTIVATIONS[activation](gate) * up)
+    assert all(torch.equal(gated_linear(x, weight, activation=activation), out) for _ in range(50))
     place.assert_around_it_nothing_is_written()
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from headway_testing.products import Place, assert_each_near, beside_rubbish, tensors
+from headway_testing.products import ACTIVATIONS, Place, assert_each_near, beside_rubbish, tensors
 
+from headway.kernels import GateActivation
 from headway.kernels.linear import _hopper_core
 from headway.kernels.linear._hopper_core import choice_of
 from headway.kernels.linear.dispatch import DeviceTraits, FusedOperation, LinearKernel, most_gated_rows
@@ -73,6 +74,7 @@ def is_persistent(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
@@ -87,7 +89,7 @@ def is_persistent(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | Non
     ids=str,
 )
 def test_the_gated_product(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, hopper: torch.device
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, activation: GateActivation, hopper: torch.device
 ) -> None:
     """Of rows of a wider tensor, beside which rubbish stands, into a part of another; odd ends; two to 42
     tiles a program."""
@@ -95,10 +97,10 @@ def test_the_gated_product(
     place = Place(rows, outputs, x)
     out = place.out
     assert is_persistent(beside_rubbish(x), weight, out)
-    assert gated_linear(beside_rubbish(x), weight, out=out) is out
+    assert gated_linear(beside_rubbish(x), weight, activation=activation, out=out) is out
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
-    assert_each_near(out, torch.nn.functional.silu(gate) * up)
-    assert all(torch.equal(gated_linear(x, weight), out) for _ in range(50))
+    assert_each_near(out, ACTIVATIONS[activation](gate) * up)
+    assert all(torch.equal(gated_linear(x, weight, activation=activation), out) for _ in range(50))
     place.assert_around_it_nothing_is_written()
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from headway_testing.products import assert_near, tensors
+from headway_testing.products import ACTIVATIONS, assert_near, tensors
 
 from headway.kernels import (
     Activation,
     DenseWeight,
     Epilogue,
+    GateActivation,
     adds_residual,
     library_is_ordered,
     linear,
@@ -88,8 +89,8 @@ def test_the_product(device: torch.device) -> None:
     assert ordered_linear(x, weight, residual=residual, out=out) is out
     assert_near(out, product + residual.double())
     gate, up = product.chunk(2, dim=1)
-    gated = torch.nn.functional.silu(gate) * up
-    assert_near(ordered_linear(x, weight, activation="gated_mul"), gated)
+    for activation, function in ACTIVATIONS.items():
+        assert_near(ordered_linear(x, weight, gate=activation), function(gate) * up)
 
 
 @pytest.fixture
@@ -135,12 +136,15 @@ def test_a_row_gets_the_same_bits_among_any_others(outputs: int, inputs: int, dt
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("whole_sums")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(22016, 4096), (5632, 1024), (9728, 896)], ids=str)
-def test_gates_get_the_same_bits_among_any_others(outputs: int, inputs: int, *, has_bias: bool) -> None:
+def test_gates_get_the_same_bits_among_any_others(
+    outputs: int, inputs: int, activation: GateActivation, *, has_bias: bool
+) -> None:
     x, weight = stored(outputs, inputs, torch.bfloat16)
     bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16) if has_bias else None
-    epilogue = Epilogue(bias, "gated_mul")
+    epilogue = Epilogue(bias, activation)
     expected = torch.cat([linear(Activation(x[row : row + 1]), weight, epilogue).values for row in range(64)])
     for rows in ROWS:
         found = linear(Activation(x[:rows]), weight, epilogue).values

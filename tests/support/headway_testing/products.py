@@ -3,7 +3,15 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
+from headway.kernels import GateActivation
+
+# The functions of gates, as PyTorch computes them.
+ACTIVATIONS: dict[GateActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 # Relative to the root mean square of the result; bfloat16 rounds results to 8 bits.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
