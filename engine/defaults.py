@@ -22,7 +22,7 @@ from headway.engine.scheduling.prefill_policy import (
 from headway.engine.state.memory import CUDA_KV_CACHE_SHARE
 from headway.engine.state.specs import row_bytes
 
-PARAMETERS_A_THREAD = 10_000_000
+WEIGHTS_A_THREAD = 10_000_000
 CPU_STEP_FLOP = 5e10  # about one second of two slow cores
 # Of one multiprocessor. On an H200 about a thirtieth of a second, and a fifth while no stream waits.
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
@@ -33,14 +33,14 @@ MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 MAX_SEPARATE_TOKENS = 8
 
 
-def num_threads(num_parameters: int, most: int) -> int:
+def num_threads(active_weights: int, most: int) -> int:
     """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or
     OMP_NUM_THREADS.
 
     Two threads share so little of a small model's operations that waiting for each other costs more than it
     saves, and far more while another process is busy.
     """
-    return min(most, max(1, num_parameters // PARAMETERS_A_THREAD))
+    return min(most, max(1, active_weights // WEIGHTS_A_THREAD))
 
 
 def max_running(outline: Outline, depth: int, available: int) -> int:
@@ -78,17 +78,15 @@ def max_extra_rows(device: torch.device) -> int | None:
     return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
 
 
-def prefill_policy(
-    config: EngineConfig, outline: Outline, num_parameters: int, available: int
-) -> PrefillPolicy:
+def prefill_policy(config: EngineConfig, outline: Outline, available: int) -> PrefillPolicy:
     """Returns the prompt tokens of a step: --prefill-chunk in every step, or what keeps steps short on this
     device. available: bytes on the device once the weights are loaded."""
     above = mixed_above_tokens(config, outline.device)
     if config.prefill_chunk is not None:
         return PrefillPolicy.uniform(config.prefill_chunk, mixed_above_tokens=above)
-    separate = _separate_chunk(outline, num_parameters, available)
+    separate = _separate_chunk(outline, available)
     return PrefillPolicy(
-        idle=separate if outline.device.type != "cuda" else _idle_chunk(outline, num_parameters, available),
+        idle=separate if outline.device.type != "cuda" else _idle_chunk(outline, available),
         separate=separate,
         mixed=min(separate, MAX_MIXED_TOKENS),
         mixed_above_tokens=above,
@@ -105,32 +103,33 @@ def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None
     return MAX_SEPARATE_TOKENS
 
 
-def _separate_chunk(outline: Outline, num_parameters: int, available: int) -> int:
+def _separate_chunk(outline: Outline, available: int) -> int:
     """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large
     models compute fewer tokens a step."""
     if outline.device.type != "cuda":
-        fitting = int(CPU_STEP_FLOP / (2 * num_parameters))
+        fitting = int(CPU_STEP_FLOP / (2 * outline.model.active_weights))
         return min(max(fitting, outline.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
-    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, outline, num_parameters), MAX_CUDA_CHUNK)
+    wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, outline), MAX_CUDA_CHUNK)
     return _fitting_chunk(wanted, outline, available)
 
 
-def _idle_chunk(outline: Outline, num_parameters: int, available: int) -> int:
+def _idle_chunk(outline: Outline, available: int) -> int:
     """A GPU computes long chunks faster. A request that arrives meanwhile waits for one step, or for two
     where another is launched already, so that slow GPUs and large models take shorter chunks."""
-    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, outline, num_parameters)
+    in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, outline)
     wanted = min(max(in_time, MIN_IDLE_CHUNK), MAX_IDLE_CHUNK)
     return _fitting_chunk(wanted, outline, available)
 
 
-def _tokens_in_time(multiprocessor_flop: float, outline: Outline, num_parameters: int) -> int:
-    return int(outline.facts.num_multiprocessors * multiprocessor_flop / (2 * num_parameters))
+def _tokens_in_time(multiprocessor_flop: float, outline: Outline) -> int:
+    return int(outline.facts.num_multiprocessors * multiprocessor_flop / (2 * outline.model.active_weights))
 
 
 def _fitting_chunk(wanted: int, outline: Outline, available: int) -> int:
     """Returns a power of two. Activations may use half of the memory left beside the KV cache."""
-    # The residual stream, its norm, attention's result, two sums on their way; gate, up and their product.
-    token_bytes = (5 * outline.spec.hidden_size + 3 * outline.spec.intermediate_size) * outline.dtype.itemsize
+    # The residual stream, its norm, attention's result, and two sums on their way.
+    of_stream = 5 * outline.spec.hidden_size
+    token_bytes = (of_stream + outline.model.work().activations) * outline.dtype.itemsize
     fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // token_bytes
     return max(_power_of_two(min(wanted, fitting)), DEFAULT_CHUNK)
 

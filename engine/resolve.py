@@ -121,8 +121,10 @@ def resolve(
     head = model.draft_head
     draft_bytes = 0 if head is None else head.added_bytes(config.draft_lm_head, config.draft_layers)
     left = outline.available - (draft_bytes if outline.counts_weights else 0)
-    prefill = prefill_policy(config, outline, num_parameters, left)
-    default_threads = num_threads(num_parameters, facts.num_threads) if facts.device.type == "cpu" else None
+    prefill = prefill_policy(config, outline, left)
+    default_threads = None
+    if facts.device.type == "cpu":
+        default_threads = num_threads(model.active_weights, facts.num_threads)
     config = msgspec.structs.replace(
         with_rows(config, outline, left),
         dtype=_name_of(model.dtype),

@@ -4,15 +4,14 @@ ceilings."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
-from headway.engine.models.spec import DELTA_NET_GRID, AttentionSpec, DeltaNetSpec, ModelSpec
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.specs import block_bytes, row_bytes
 from headway.kernels import most_screened_rows, stream_read
@@ -45,12 +44,8 @@ class Costs:
     kv_bytes: int  # keys and values of one token in all layers of the trunk
     draft_kv_bytes: int  # likewise in one draft layer; 0 without one
     state_bytes: int  # of a row in all recurrent layers, without what they keep of a round's window
-    num_weights: int  # of the trunk's linear layers, the output layer excluded
-    attention_size: int  # heads x head_dim, of all layers of the trunk
-    state_flop: int  # of a token in all delta nets: products with the state
-    piece_flop: (
-        int  # likewise, for each token of the piece in which it is computed: products within the piece
-    )
+    num_weights: int  # of the trunk's linear layers that a token meets, the output layer excluded
+    prompt_flop: Callable[[int], float]  # of a prompt, by length, in the trunk's layers beside weights
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
         """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and
@@ -70,11 +65,8 @@ class Costs:
         return 2 * batch * self.state_bytes
 
     def prefill_flop(self, *, num_prompts: int, length: int) -> float:
-        """Counts the trunk alone: two operations a weight and token, attention to the tokens before, and the
-        delta rule in pieces. No draft layer, no convolution, and no tokens that fill a last piece up."""
-        attention = 2 * self.attention_size * length**2
-        recurrence = self.state_flop + self.piece_flop * min(length, DELTA_NET_GRID)
-        return num_prompts * ((2.0 * self.num_weights + recurrence) * length + attention)
+        """Counts the trunk alone: two operations a weight and token, and what its layers compute besides."""
+        return num_prompts * (2.0 * self.num_weights * length + self.prompt_flop(length))
 
 
 def costs_of(
@@ -86,45 +78,27 @@ def costs_of(
     draft_layers: DraftLayers = "full",
 ) -> Costs:
     model = CausalLM(spec, Placement(torch.device("meta"), dtype), with_draft_head=has_draft_head)
-    num_draft_layers = 0 if model.draft_head is None else model.draft_head.num_layers
-    head = () if model.draft_head is None else model.draft_head.linears()
-    trunk = model.linears()[: len(model.linears()) - len(head)]
-    rounded = (
-        model.draft_head.norms_by_linear() if model.draft_head is not None and draft_layers == "fp8" else ()
-    )
-    saved_bytes = sum(linear.num_weights * (dtype.itemsize - 1) for linear in rounded)
-    output_weights = spec.vocab_size * spec.hidden_size
+    head, work, lm_head = model.draft_head, model.work(), model.lm_head
+    num_draft_layers, draft_bytes = 0, 0
+    if head is not None:
+        num_draft_layers = head.num_layers
+        rounded = head.norms_by_linear() if draft_layers == "fp8" else ()
+        saved_bytes = sum(linear.num_weights * (dtype.itemsize - 1) for linear in rounded)
+        draft_bytes = head.work().active_bytes - saved_bytes
     kept = model.state(max_window=0)
-    attentions = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
-    delta_nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaNetSpec)]
     return Costs(
-        trunk_bytes=_bytes(trunk),
-        draft_output_bytes=output_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
-        screened_output_bytes=output_weights // 2,
-        most_screened_rows=most_screened_rows(spec.hidden_size) if draft_lm_head == "int4" else 0,
-        draft_layer_bytes=(_bytes(head) - saved_bytes) // max(num_draft_layers, 1),
+        trunk_bytes=work.active_bytes + lm_head.nbytes,
+        draft_output_bytes=lm_head.num_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
+        screened_output_bytes=lm_head.num_weights // 2,
+        most_screened_rows=most_screened_rows(lm_head.shape[1]) if draft_lm_head == "int4" else 0,
+        draft_layer_bytes=draft_bytes // max(num_draft_layers, 1),
         num_draft_layers=num_draft_layers,
         kv_bytes=block_bytes(kept[: len(spec.layers)], 1),
         draft_kv_bytes=block_bytes(kept[len(spec.layers) :], 1) // max(num_draft_layers, 1),
         state_bytes=row_bytes(kept),
-        num_weights=sum(linear.num_weights for linear in trunk) - output_weights,
-        attention_size=sum(mixer.num_heads * mixer.head_dim for mixer in attentions),
-        state_flop=sum(_state_flop(mixer) for mixer in delta_nets),
-        piece_flop=sum(_piece_flop(mixer) for mixer in delta_nets),
+        num_weights=work.active_weights,
+        prompt_flop=model.prompt_flop,
     )
-
-
-def _state_flop(spec: DeltaNetSpec) -> int:
-    """Three products of a token with each head's state: what it holds for the key, what it holds for the
-    query, what is added."""
-    return spec.num_value_heads * 3 * 2 * spec.key_dim * spec.value_dim
-
-
-def _piece_flop(spec: DeltaNetSpec) -> int:
-    """Of a token and each token of its piece, half of which come before it, in each head: keys times keys,
-    queries times keys, and the triangular system solved for keys (K dimensions each); the system solved for
-    values, and values by their weights (D each). Two operations for each of the half."""
-    return spec.num_value_heads * (3 * spec.key_dim + 2 * spec.value_dim)
 
 
 def measured_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
@@ -162,7 +136,3 @@ def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _bytes(linears: Iterable[Linear]) -> int:
-    return sum(linear.nbytes for linear in linears)

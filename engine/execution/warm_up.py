@@ -90,11 +90,15 @@ class WarmUp:
     def run_prompts(self) -> None:
         """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are
         compiled, and the most that a step may take is tried. Raises ConfigError."""
-        most, spec = self.policy.most_tokens, self._launcher.context.model.spec
-        model, drafter = self._launcher.context.model, self._launcher.context.drafter
-        gate_up = 2 * spec.intermediate_size, spec.hidden_size
-        dense = most_gated_rows(most, gate_up, model.dtype, self._table.device)
-        steps = [self._lengths_of(size) for size in sorted({min(WARM_UP_TOKENS, most), most, dense} - {0})]
+        most, model, drafter = (
+            self.policy.most_tokens,
+            self._launcher.context.model,
+            self._launcher.context.drafter,
+        )
+        readers = (layer.feed_forward.input for layer in model.layers)
+        gates = {reader.shape for reader in readers if reader is not None}
+        gated = {most_gated_rows(most, gate, model.dtype, self._table.device) for gate in gates}
+        steps = [self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})]
         if self._max_depth == 0:
             # Prompts that no graph is for may have one token too few for products that add themselves.
             steps.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))

@@ -8,6 +8,7 @@ from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
+from headway.engine.layers.work import Work
 from headway.engine.models.spec import AttentionSpec
 from headway.engine.state.specs import LayerState, PagedSpec
 from headway.kernels import (
@@ -66,6 +67,14 @@ class Attention:
 
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
+
+    def work(self) -> Work:
+        """See Mixer."""
+        return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
+
+    def prompt_flop(self, length: int) -> float:
+        """Returns two operations for each dimension of queries and of values, for each pair of tokens."""
+        return 2 * self._spec.num_heads * self._spec.head_dim * length**2
 
     def state(self, max_window: int) -> tuple[PagedSpec, ...]:
         """Declares what is kept of each token: a key and a value."""

@@ -15,6 +15,7 @@ from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
+from headway.engine.layers.work import Work
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH
 from headway.engine.state.pool import StatePool
@@ -101,6 +102,21 @@ class CausalLM:
     def target_linears(self) -> tuple[Linear, ...]:
         """Those whose results decide about the text: all but the drafts'."""
         return *(linear for layer in self.layers for linear in layer.linears()), self.lm_head
+
+    def work(self) -> Work:
+        """Returns the products of a token with the weights of the layers: neither lm_head nor the drafts'."""
+        return Work.in_turn(layer.work() for layer in self.layers)
+
+    @property
+    def active_weights(self) -> int:
+        """Returns the number of weights that multiply a token, those of lm_head and of the drafts among
+        them."""
+        of_drafts = 0 if self.draft_head is None else self.draft_head.work().active_weights
+        return self.work().active_weights + self.lm_head.num_weights + of_drafts
+
+    def prompt_flop(self, length: int) -> float:
+        """Returns the operations of the layers for a prompt of that length beside those of `work`."""
+        return sum(layer.mixer.prompt_flop(length) for layer in self.layers)
 
     def forward(self, inputs: ForwardInputs, pool: StatePool, taps: Sequence[int] = ()) -> TargetStates:
         """Runs all layers.

@@ -16,6 +16,7 @@ from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
+from headway.engine.layers.work import Work
 from headway.engine.models.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec
 from headway.engine.state.specs import LayerState, StateSpec
 from headway.kernels import Activation
@@ -45,6 +46,14 @@ class Mixer(Protocol):
 
     def state(self, max_window: int) -> tuple[StateSpec, ...]:
         """Declares what is kept between steps. max_window: the most tokens of a row in a round."""
+        ...
+
+    def work(self) -> Work:
+        """Returns the products of a token with weights."""
+        ...
+
+    def prompt_flop(self, length: int) -> float:
+        """Returns the operations for a prompt of that length beside those of `work`."""
         ...
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
@@ -80,6 +89,10 @@ class FeedForward(Protocol):
 
     def linears(self) -> tuple[Linear, ...]:
         """Returns every linear layer once."""
+        ...
+
+    def work(self) -> Work:
+        """Returns the products of a token with weights."""
         ...
 
     def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
@@ -161,6 +174,9 @@ class DecoderLayer:
 
     def linears(self) -> tuple[Linear, ...]:
         return self.mixer.linears() + self.feed_forward.linears()
+
+    def work(self) -> Work:
+        return Work.in_turn((self.mixer.work(), self.feed_forward.work()))
 
     def state(self, max_window: int) -> tuple[StateSpec, ...]:
         """Declares what the layer keeps between steps. max_window: see Mixer."""

@@ -13,6 +13,7 @@ import torch
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
+from headway.engine.layers.work import Work
 from headway.engine.models.spec import DELTA_NET_GRID, DeltaNetSpec
 from headway.engine.state.specs import LayerState, RowSpec
 from headway.kernels import (
@@ -77,6 +78,24 @@ class DeltaNet:
 
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
+
+    def work(self) -> Work:
+        """See Mixer."""
+        return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
+
+    def prompt_flop(self, length: int) -> float:
+        """Counts three products of a token with each head's state: what it holds for the key, what it holds
+        for the query, what is added.
+
+        And, of a token and each token of its piece, half of which come before it, in each head: keys times
+        keys, queries times keys, and the triangular system solved for keys (K dimensions each); the system
+        solved for values, and values by their weights (D each). Two operations for each of the half. No
+        convolution, and no tokens that fill a last piece up.
+        """
+        key_dim, value_dim = self._spec.key_dim, self._spec.value_dim
+        of_state = 3 * 2 * key_dim * value_dim
+        of_piece = (3 * key_dim + 2 * value_dim) * min(length, DELTA_NET_GRID)
+        return self._spec.num_value_heads * (of_state + of_piece) * length
 
     def state(self, max_window: int) -> tuple[RowSpec, ...]:
         """Declares what is kept of each row."""

@@ -8,6 +8,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
+from headway.engine.layers.work import Work
 from headway.engine.models.spec import DenseSpec
 
 
@@ -28,6 +29,10 @@ class GatedMlp:
 
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
+
+    def work(self) -> Work:
+        """See FeedForward."""
+        return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
     def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
         """See FeedForward."""

@@ -23,6 +23,7 @@ from headway.engine.layers.weights import (
     int4_screened_weight,
     nibbles_bytes,
 )
+from headway.engine.layers.work import Work
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.pool import BLOCK_CARRIES, BLOCK_HIDDEN, StatePool
@@ -124,6 +125,11 @@ class MtpHead:
     def linears(self) -> tuple[Linear, ...]:
         """Returns the linear layers that are not the model's."""
         return tuple(linear for layer in self.layers for linear in layer.linears())
+
+    def work(self) -> Work:
+        """Returns the products of a token with the weights of every layer once."""
+        parts = (work for layer in self.layers for work in (Work.of([layer.input]), layer.block.work()))
+        return Work.in_turn(parts)
 
     def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden] of the model's `forward`. Returns [n, hidden]: what the head reads of it."""

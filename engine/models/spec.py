@@ -191,8 +191,3 @@ class ModelSpec:
                 raise ModelError(
                     f"{self.architecture} has delta nets whose results are normed by 1 + weight; supported is a plain weight"
                 )
-
-    @property
-    def intermediate_size(self) -> int:
-        """The largest of all layers."""
-        return max(layer.feed_forward.intermediate_size for layer in self.layers)

@@ -104,11 +104,11 @@ def test_the_mtp_layer_is_of_float8_where_that_pays(
     [
         (
             {},
-            "8.9 or later, .*bfloat16 on cuda, compute capability 8.0, with drafts, of sizes .4096, 6144, 22016",
+            "8.9 or later, .*bfloat16 on cuda, compute capability 8.0, with drafts, of sizes .4096, 6144, 8192, 22016",
         ),
         ({"device": "cpu"}, "on cpu, compute capability -, with"),
         ({"has_draft_head": False}, "without drafts"),
-        ({"hidden": 4100}, "with drafts, of sizes .4100, 6144, 22016"),
+        ({"hidden": 4100}, "with drafts, of sizes .4100, 6144, 8200, 22016"),
         ({"dtype": torch.float32}, "float32 on cuda"),
     ],
     ids=str,
@@ -121,40 +121,40 @@ def test_layers_of_float8_that_cannot_be_are_refused(changes: dict[str, Any], wo
 
 
 @pytest.mark.parametrize(
-    ("billions", "multiprocessors", "available_gib", "chunk", "idle_chunk"),
+    ("num_layers", "multiprocessors", "available_gib", "chunk", "idle_chunk"),
     [
-        (7.8, 132, 110, 1024, 8192),
-        (0.5, 132, 110, 1024, 8192),
-        (7.8, 58, 110, 512, 2048),
-        (7.8, 108, 110, 512, 4096),
-        (70, 132, 110, 512, 2048),
-        (7.8, 132, 7, 1024, 4096),
-        (7.8, 132, 0.5, 512, 512),
+        (36, 132, 110, 1024, 8192),
+        (1, 132, 110, 1024, 8192),
+        (36, 58, 110, 512, 2048),
+        (36, 108, 110, 512, 4096),
+        (380, 132, 110, 512, 2048),
+        (36, 132, 7, 1024, 4096),
+        (36, 132, 0.5, 512, 512),
     ],
     ids=["usual", "small-model", "slow", "slower", "large-model", "little-memory", "hardly-any"],
 )  # fmt: skip
 def test_a_fast_gpu_takes_longer_chunks_and_the_longest_while_idle(
-    billions: float,
+    num_layers: int,
     multiprocessors: int,
     available_gib: float,
     chunk: int,
     idle_chunk: int,
 ) -> None:
-    """Of 7 GiB half of 15 %, 0.5 GiB, for 5,269 tokens of 107 kB."""
-    shape = outline(num_multiprocessors=multiprocessors)
-    available = int(available_gib * 2**30)
-    policy = prefill_policy(EngineConfig(model_path=""), shape, int(1e9 * billions), available)
+    """36 layers, lm_head and the draft head multiply 7.2 billion weights. Of 7 GiB half of 15 %, 0.5 GiB, for
+    5,269 tokens of 107 kB."""
+    shape = outline(num_layers=num_layers, num_multiprocessors=multiprocessors)
+    policy = prefill_policy(EngineConfig(model_path=""), shape, int(available_gib * 2**30))
     assert (policy.separate, policy.idle) == (chunk, idle_chunk)
     assert policy.mixed == min(chunk, 384)
 
 
 def test_chunks_are_as_long_in_every_step_on_a_cpu_and_where_a_user_says_how_long() -> None:
     config, asked = EngineConfig(model_path=""), EngineConfig(model_path="", prefill_chunk=2048)
-    cpu, available = outline(device="cpu"), 1 << 30
-    assert prefill_policy(config, cpu, int(7.8e9), available) == PrefillPolicy.uniform(16)
-    assert prefill_policy(asked, cpu, 1, available) == PrefillPolicy.uniform(2048)
+    cpu, available = outline(device="cpu", num_layers=36), 1 << 30
+    assert prefill_policy(config, cpu, available) == PrefillPolicy.uniform(16)
+    assert prefill_policy(asked, cpu, available) == PrefillPolicy.uniform(2048)
     expected = PrefillPolicy.uniform(2048, mixed_above_tokens=8)
-    assert prefill_policy(asked, outline(), 1, available) == expected
+    assert prefill_policy(asked, outline(), available) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs, RowTokens
 from headway.engine.layers.linear import Linear
+from headway.engine.layers.work import Work
 from headway.engine.state.specs import LayerState, RowSpec, StateSpec
 from headway.kernels import Activation
 
@@ -35,6 +36,12 @@ class RunningSum:
 
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
+
+    def work(self) -> Work:
+        return Work.of(self.linears(), 2 * NUM_CHANNELS)
+
+    def prompt_flop(self, length: int) -> float:
+        return 2 * NUM_CHANNELS * length
 
     def state(self, max_window: int) -> tuple[StateSpec, ...]:
         return (
