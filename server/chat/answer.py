@@ -13,8 +13,8 @@ from headway.server.generation.sampling import RequestOptions, choice_requests, 
 from headway.server.http.keys import credentials
 from headway.server.protocol.chat import ChatRequest, check, hidden_media
 from headway.server.requests.access import record_of
+from headway.server.requests.answer import Answer, new_answer, new_header
 from headway.server.requests.request_body import tell_ignored, tell_ignored_effort
-from headway.server.requests.response import GenerationResponse, new_header, new_response
 from headway.server.requests.services import Services, check_model, engine_info, request_id_of
 from headway.server.text.prompt import encode_chat
 
@@ -28,7 +28,7 @@ async def begin_chat(
     kind: str,
     fits_context: bool = False,
     own: Callable[[str], str] = str,
-) -> tuple[GenerationResponse, list[int]]:
+) -> tuple[Answer, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
     prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as
@@ -74,6 +74,6 @@ async def begin_chat(
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
     head = new_header(prefix, kind, services)
-    answer = new_response(head, body, requests, len(prompt), services, request_id_of(request))
+    answer = new_answer(head, body, requests, len(prompt), services, request_id_of(request))
     record.answer = answer
     return answer, prompt

@@ -35,7 +35,7 @@ from headway.server.protocol.messages_api import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from headway.server.requests.response import GenerationResponse, collect
+from headway.server.requests.answer import Answer, collect
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
@@ -46,7 +46,7 @@ class MessageWriter:
     """is_cut: max_tokens is more than the context has room for. shows_thinking: thinking has blocks.
     omits_thinking: those blocks have no text."""
 
-    answer: GenerationResponse
+    answer: Answer
     is_cut: bool
     shows_thinking: bool = True
     omits_thinking: bool = False

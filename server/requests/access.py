@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.base.errors import ApiError, noted_error
 from headway.server.http.probes import METHODS, PATHS, Probes
-from headway.server.requests.response import GenerationResponse
+from headway.server.requests.answer import Answer
 from headway.server.telemetry.metrics import Metrics, endpoint_of
 
 CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
@@ -48,7 +48,7 @@ class RequestRecord:
     started_seconds: float = field(default_factory=time.monotonic)
     ended_seconds: float = 0.0
     status: int = CLIENT_GONE
-    answer: GenerationResponse | None = None
+    answer: Answer | None = None
     error: ApiError | None = None
     ignored: list[str] = field(default_factory=list)
     traceparent: str | None = None  # the caller's, as W3C's header has it
@@ -151,7 +151,7 @@ def error_param(error: ApiError) -> str | None:
     return error.param if error.param is not None and FIELD_PATH.fullmatch(error.param) else None
 
 
-def _generation_fields(answer: GenerationResponse) -> dict[str, object]:
+def _generation_fields(answer: Answer) -> dict[str, object]:
     generation = answer.generation
     counts = generation.counts()
     return {

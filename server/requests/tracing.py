@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 from headway import __version__
 from headway.server.base.errors import ApiError
 from headway.server.requests.access import RequestRecord, error_param
-from headway.server.requests.response import GenerationResponse
+from headway.server.requests.answer import Answer
 
 EXPORT_SECONDS = 3.0  # a collector that does not answer must not hold up the server's end
 PROVIDER = "headway"
@@ -89,7 +89,7 @@ def _caller(traceparent: str | None) -> Context | None:
     return TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())
 
 
-def _phases(answer: GenerationResponse) -> Iterator[Phase]:
+def _phases(answer: Answer) -> Iterator[Phase]:
     """Yields the phases that the request reached. With several choices: until the last was admitted, the
     first had a token."""
     generation = answer.generation
@@ -132,7 +132,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
         yield from _response(record.answer)
 
 
-def _response(answer: GenerationResponse) -> Iterator[tuple[str, AttributeValue]]:
+def _response(answer: Answer) -> Iterator[tuple[str, AttributeValue]]:
     yield "gen_ai.response.model", answer.head.model
     yield "gen_ai.response.id", answer.head.id
     yield "gen_ai.response.finish_reasons", answer.generation.outcomes
@@ -140,7 +140,7 @@ def _response(answer: GenerationResponse) -> Iterator[tuple[str, AttributeValue]
     yield "gen_ai.usage.output_tokens", answer.generation.counts().num_completion_tokens
 
 
-def _speculation(answer: GenerationResponse) -> Iterator[tuple[str, AttributeValue]]:
+def _speculation(answer: Answer) -> Iterator[tuple[str, AttributeValue]]:
     counts = answer.generation.counts()
     num_drafted = counts.num_accepted + counts.num_rejected
     yield "headway.drafted_tokens", num_drafted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.server.base.field_names import FieldNames
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.checks import check_count, check_range, require
-from headway.server.protocol.responses import (
+from headway.server.protocol.responses_api import (
     INCLUDES,
     LOGPROBS,
     MAX_METADATA,

@@ -11,7 +11,7 @@ from headway.server.base.errors import ApiError
 from headway.server.base.field_names import FieldNames
 from headway.server.protocol.chat import MAX_MESSAGES, ContentPart, Message
 from headway.server.protocol.checks import check_count, missing, require
-from headway.server.protocol.responses import InputItem, ResponsesRequest, ResponseTool
+from headway.server.protocol.responses_api import InputItem, ResponsesRequest, ResponseTool
 from headway.server.protocol.tools import FunctionCall, ToolCall
 from headway.server.protocol.unserved import PAGE
 from headway.server.responses_api.carried_reasoning import carried_text

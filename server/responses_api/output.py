@@ -15,7 +15,7 @@ from headway.server.generation.choice import Delta
 from headway.server.generation.choice_output import NumberedCall, Part
 from headway.server.generation.logprobs import PartLogprobs
 from headway.server.protocol.chat import TokenLogprob
-from headway.server.protocol.response_events import (
+from headway.server.protocol.responses_events import (
     ArgumentsDelta,
     ArgumentsDone,
     CustomInputDelta,
@@ -34,7 +34,7 @@ from headway.server.protocol.response_events import (
     TextDelta,
     TextDone,
 )
-from headway.server.protocol.response_objects import (
+from headway.server.protocol.responses_objects import (
     CallItem,
     CustomCallItem,
     FunctionCallItem,

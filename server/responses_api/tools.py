@@ -19,17 +19,17 @@ from headway.server.base.errors import ApiError
 from headway.server.base.field_names import FieldNames
 from headway.server.generation.choice_output import NumberedCall
 from headway.server.protocol.checks import check_count, missing, require
-from headway.server.protocol.response_objects import (
-    CallItem,
-    CustomCallItem,
-    FunctionCallItem,
-    SearchCallItem,
-)
-from headway.server.protocol.responses import (
+from headway.server.protocol.responses_api import (
     ChoiceOfTools,
     ResponsesRequest,
     ResponseTool,
     ToolReference,
+)
+from headway.server.protocol.responses_objects import (
+    CallItem,
+    CustomCallItem,
+    FunctionCallItem,
+    SearchCallItem,
 )
 from headway.server.protocol.tools import (
     MAX_TOOLS,

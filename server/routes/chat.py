@@ -31,13 +31,13 @@ from headway.server.protocol.chat import (
     DeltaCall,
 )
 from headway.server.protocol.usage import DraftPositions
-from headway.server.requests.request_body import body_of
-from headway.server.requests.response import (
-    GenerationResponse,
+from headway.server.requests.answer import (
+    Answer,
     collect,
     draft_positions,
     event_stream,
 )
+from headway.server.requests.request_body import body_of
 from headway.server.requests.services import services_of
 from headway.server.text.tokenizer import Tokenizer
 
@@ -81,7 +81,7 @@ class ChatWriter:
     """Deltas as entries of `choices`."""
 
     body: ChatRequest
-    answer: GenerationResponse
+    answer: Answer
     prompt: list[int]
     tokenizer: Tokenizer
 

@@ -28,15 +28,15 @@ from headway.server.protocol.completions import (
     check,
 )
 from headway.server.requests.access import record_of
-from headway.server.requests.request_body import body_of, tell_ignored
-from headway.server.requests.response import (
-    GenerationResponse,
+from headway.server.requests.answer import (
+    Answer,
     collect,
     draft_positions,
     event_stream,
+    new_answer,
     new_header,
-    new_response,
 )
+from headway.server.requests.request_body import body_of, tell_ignored
 from headway.server.requests.services import Services, check_model, engine_info, request_id_of, services_of
 from headway.server.text.fim import FAMILIES
 from headway.server.text.prompt import EncodedPrompt, PromptOptions, encode_prompts
@@ -86,7 +86,7 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     tell_ignored(request, *ignored)
     requests = choice_requests(body, wanted, ids, tokenizer, info)
     head = new_header("cmpl-", "text_completion", services)
-    answer = new_response(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
+    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 
@@ -156,7 +156,7 @@ class CompletionWriter:
     """Deltas as entries of `choices`."""
 
     body: CompletionRequest
-    answer: GenerationResponse
+    answer: Answer
     prompts: tuple[EncodedPrompt, ...]
     tokenizer: Tokenizer
 

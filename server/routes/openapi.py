@@ -16,8 +16,8 @@ from headway.server.protocol import (
     models,
     other_names,
     parameters,
-    response_objects,
-    responses,
+    responses_api,
+    responses_objects,
     tokens,
     unserved,
 )
@@ -47,8 +47,8 @@ OPERATIONS = (
               streams=True),
     Operation("post", "/v1/chat/completions", "Answer a conversation", chat.ChatCompletion, chat.ChatRequest,
               streams=True),
-    Operation("post", "/v1/responses", "Answer a conversation of items", response_objects.ResponseObject,
-              responses.ResponsesRequest, streams=True),
+    Operation("post", "/v1/responses", "Answer a conversation of items", responses_objects.ResponseObject,
+              responses_api.ResponsesRequest, streams=True),
     Operation("post", "/v1/messages", "Answer a conversation, by Anthropic's API", messages_api.MessagesAnswer,
               messages_api.MessagesRequest, streams=True, refusal=MessagesErrorEnvelope),
     Operation("post", "/v1/messages/count_tokens", "Tokens of a conversation, by Anthropic's API",
@@ -77,7 +77,7 @@ EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "
 RANGES = {
     "CompletionRequest": parameters.RANGES | completions.RANGES,
     "ChatRequest": parameters.RANGES | chat.RANGES,
-    "ResponsesRequest": responses.RANGES,
+    "ResponsesRequest": responses_api.RANGES,
     "MessagesRequest": messages_api.RANGES,
 }
 UNSERVED = {

@@ -18,7 +18,8 @@ from headway.server.base.field_names import FieldNames
 from headway.server.chat.answer import begin_chat
 from headway.server.generation.logprobs import PartLogprobs
 from headway.server.http.sse import EventStreamResponse, escape_line_ends, unless_disconnected
-from headway.server.protocol.response_events import (
+from headway.server.protocol.responses_api import ResponsesRequest, TextFormat, TextOptions
+from headway.server.protocol.responses_events import (
     Completed,
     Created,
     Event,
@@ -26,7 +27,7 @@ from headway.server.protocol.response_events import (
     Incomplete,
     InProgress,
 )
-from headway.server.protocol.response_objects import (
+from headway.server.protocol.responses_objects import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -35,10 +36,9 @@ from headway.server.protocol.response_objects import (
     ResponseObject,
     ResponseUsage,
 )
-from headway.server.protocol.responses import ResponsesRequest, TextFormat, TextOptions
 from headway.server.protocol.usage import Usage
+from headway.server.requests.answer import Answer, collect
 from headway.server.requests.request_body import body_of, tell_ignored
-from headway.server.requests.response import GenerationResponse, collect
 from headway.server.requests.services import services_of
 from headway.server.responses_api.chat import as_chat
 from headway.server.responses_api.output import (
@@ -81,7 +81,7 @@ class ResponseWriter:
     """Writes one answer. Mutable: counts the events that it has written."""
 
     body: ResponsesRequest
-    answer: GenerationResponse
+    answer: Answer
     names: FieldNames
     tools: ResponseTools
     tokenizer: Tokenizer
@@ -165,7 +165,7 @@ def _fault_code(error: ApiError) -> str:
     return "server_error" if error.status >= 500 or error.status == 410 else "invalid_prompt"
 
 
-def _begun(body: ResponsesRequest, answer: GenerationResponse, tokenizer: Tokenizer) -> ResponseObject:
+def _begun(body: ResponsesRequest, answer: Answer, tokenizer: Tokenizer) -> ResponseObject:
     """The object before there is any output: most of it repeats the request."""
     head, default = answer.head, tokenizer.default_sampling
     return ResponseObject(

@@ -12,7 +12,7 @@ import pytest
 
 from headway.server.base.unserved_paths import help_for
 from headway.server.http.sse import escape_line_ends
-from headway.server.requests.response import _json
+from headway.server.requests.answer import _json
 
 PATHS = [
     "/v1/embeddings", "/v1/audio/speech", "/v1/files",

@@ -52,12 +52,12 @@ from openai.types.responses.response_input_param import ResponseInputItemParam
 from openai.types.shared_params import Reasoning
 from typing_extensions import is_typeddict
 
-from headway.server.protocol import chat, completions, responses, usage
-from headway.server.protocol import response_objects as objects
+from headway.server.protocol import chat, completions, responses_api, usage
+from headway.server.protocol import responses_objects as objects
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.models import ModelCard
 from headway.server.protocol.parameters import StreamOptions
-from headway.server.requests.response import ChunkHeader
+from headway.server.requests.answer import ChunkHeader
 from headway.server.requests.services import Services
 from headway.server.responses_api.input import KINDS
 from headway.server.responses_api.input import LEFT_OUT as LEFT_OUT_ITEMS
@@ -72,7 +72,7 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], tuple[type, ...]]]
     "chat": (chat.ChatRequest, {"messages": [HELLO]}, (
         chat_create_params.CompletionCreateParamsNonStreaming,
         chat_create_params.CompletionCreateParamsStreaming)),
-    "responses": (responses.ResponsesRequest, {"input": "hello"}, (
+    "responses": (responses_api.ResponsesRequest, {"input": "hello"}, (
         response_create_params.ResponseCreateParamsNonStreaming,
         response_create_params.ResponseCreateParamsStreaming)),
 }  # fmt: skip
@@ -135,12 +135,12 @@ ANSWERS: list[tuple[type[pydantic.BaseModel], set[str]]] = [
 ]
 # What a request of /v1/responses nests, and what of it is known here.
 NESTED: list[tuple[Any, type[msgspec.Struct]]] = [
-    (ResponseTextConfigParam, responses.TextOptions),
-    (ResponseFormatTextJSONSchemaConfigParam, responses.TextFormat),
-    (Reasoning, responses.ReasoningOptions),
-    (response_create_params.StreamOptions, responses.ResponsesStreamOptions),
-    (ToolChoiceFunctionParam, responses.ChoiceOfTools),
-    (ToolChoiceAllowedParam, responses.ChoiceOfTools),
+    (ResponseTextConfigParam, responses_api.TextOptions),
+    (ResponseFormatTextJSONSchemaConfigParam, responses_api.TextFormat),
+    (Reasoning, responses_api.ReasoningOptions),
+    (response_create_params.StreamOptions, responses_api.ResponsesStreamOptions),
+    (ToolChoiceFunctionParam, responses_api.ChoiceOfTools),
+    (ToolChoiceAllowedParam, responses_api.ChoiceOfTools),
 ]
 
 
@@ -208,7 +208,7 @@ async def test_every_tool_of_responses_is_a_function_or_left_out(
     client: httpx.AsyncClient, tool: Any
 ) -> None:
     hints = get_type_hints(tool)
-    assert set(hints) - known_fields(responses.ResponseTool) == set()
+    assert set(hints) - known_fields(responses_api.ResponseTool) == set()
     kind = get_args(hints["type"])[0]
     if kind not in ("function", "custom", "namespace"):
         sent = dict.fromkeys(hints, "x") | {"type": kind, "name": "x", "parameters": {}, "description": "x"}

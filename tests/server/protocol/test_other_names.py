@@ -15,7 +15,7 @@ from headway.server.protocol.completions import CompletionRequest
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.other_names import OtherNames
-from headway.server.protocol.responses import ResponsesRequest
+from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.server.protocol import unserved
 from headway.server.protocol.chat import ChatRequest
-from headway.server.protocol.responses import ResponsesRequest
+from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.protocol.unserved import PAGE, Group
 from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import Metrics

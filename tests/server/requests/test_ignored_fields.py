@@ -22,7 +22,7 @@ from headway.server.protocol.chat import ChatRequest, Message
 from headway.server.protocol.completions import CompletionRequest
 from headway.server.protocol.decoding import is_slip
 from headway.server.protocol.messages_api import MessagesRequest
-from headway.server.protocol.responses import ResponsesRequest
+from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.protocol.tokens import TokenizeRequest
 from headway.server.protocol.tools import FunctionDefinition
 from headway.server.requests.request_body import MAX_LOGGED, THREAD_BYTES

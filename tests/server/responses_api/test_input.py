@@ -16,7 +16,7 @@ from headway.server.base.field_names import FieldNames
 from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.protocol.decoding import decode
-from headway.server.protocol.responses import ResponsesRequest
+from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.requests.services import Services
 from headway.server.responses_api.carried_reasoning import carried
 from headway.server.responses_api.chat import as_chat

@@ -21,7 +21,7 @@ from tokenizers import AddedToken
 from headway.server.base.conversation import Conversation
 from headway.server.base.field_names import FieldNames
 from headway.server.formats import find_format
-from headway.server.protocol.responses import ResponsesRequest, ResponseTool
+from headway.server.protocol.responses_api import ResponsesRequest, ResponseTool
 from headway.server.requests.services import Services
 from headway.server.responses_api.tools import tools_of
 from headway.server.telemetry.metrics import Metrics

@@ -11,7 +11,7 @@ import pytest
 from headway.server.base.worker_pool import WAIT_SECONDS
 from headway.server.cli.http_protocol import HEAD_SECONDS, LINGER_SECONDS, STALLED_SECONDS
 from headway.server.cli.serve import KEPT_SECONDS
-from headway.server.protocol import chat, completions, messages_api, parameters, responses, unserved
+from headway.server.protocol import chat, completions, messages_api, parameters, responses_api, unserved
 from headway.server.protocol.unserved import Group
 from headway.server.requests.body import BODY_SECONDS
 
@@ -48,7 +48,7 @@ def test_the_page_has_a_row_for_every_field_and_no_other(endpoint: str) -> None:
 def test_the_page_has_a_row_for_every_field_of_responses_and_no_other() -> None:
     stated = {row[0]: row[1] for row in RESPONSES_ROWS}
     ignored = {"stream_options"}
-    fields = responses.ResponsesRequest.__struct_fields__
+    fields = responses_api.ResponsesRequest.__struct_fields__
     assert stated == {name: "ignored" if name in ignored else "served" for name in fields}
     assert len(stated) == len(RESPONSES_ROWS)
 
@@ -97,7 +97,7 @@ def other_names_rows() -> list[str]:
     for kind in (
         completions.CompletionRequest,
         chat.ChatRequest,
-        responses.ResponsesRequest,
+        responses_api.ResponsesRequest,
         messages_api.MessagesRequest,
     ):
         for name, own in kind.other_names.items():

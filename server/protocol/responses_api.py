@@ -1,4 +1,4 @@
-"""POST /v1/responses: what a client asks. The answer's objects are in response_objects.py."""
+"""POST /v1/responses: what a client asks. The answer's objects are in responses_objects.py."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ChunkHeader(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationResponse:
+class Answer:
     """request_id: of the HTTP request. depth: drafts a round that a request may get at most. output: how the
     choices' texts are split into parts; None for text alone."""
 
@@ -134,22 +134,20 @@ def _padded(counts: list[int], length: int) -> list[int]:
     return counts + [0] * (length - len(counts))
 
 
-def new_response(
+def new_answer(
     head: ChunkHeader,
     fields: GenerationFields,
     requests: Sequence[ChoiceRequest],
     num_prompt_tokens: int,
     services: Services,
     request_id: str,
-) -> GenerationResponse:
+) -> Answer:
     """Returns a response whose generation has not started; `running` starts it."""
     output = requests[0].output
     vocabulary = _vocabulary(fields, services.tokenizer, output)
     generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics, label=request_id)
     depth = engine_info(services).depth
-    return GenerationResponse(
-        head, fields, generation, num_prompt_tokens, services, request_id, depth, output
-    )
+    return Answer(head, fields, generation, num_prompt_tokens, services, request_id, depth, output)
 
 
 def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOptions | None) -> Vocabulary:
@@ -166,12 +164,12 @@ def new_header(prefix: str, kind: str, services: Services) -> ChunkHeader:
     return ChunkHeader(name, kind, int(time.time()), services.model_name, system_fingerprint(services))
 
 
-def event_stream(answer: GenerationResponse, choices_of: ChunkChoices) -> EventStreamResponse:
+def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamResponse:
     seconds = answer.services.limits.keep_alive_seconds
     return EventStreamResponse(_events(answer, choices_of), keep_alive_seconds=seconds)
 
 
-async def collect(answer: GenerationResponse) -> list[Delta]:
+async def collect(answer: Answer) -> list[Delta]:
     """Returns all of each choice as one delta."""
     parts: dict[int, list[Delta]] = {}
     async with answer.running() as deltas:
@@ -187,7 +185,7 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
     return Delta(last.index, text, last.finish_reason, tokens, stop_reason=last.stop_reason, parts=parts)
 
 
-async def _events(answer: GenerationResponse, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
+async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
     """The `data:` lines. Of the chunks only choices and usage differ, the rest is encoded once."""
     head = _json(answer.head)[:-1]
     fields = answer.fields
@@ -211,7 +209,7 @@ async def _events(answer: GenerationResponse, choices_of: ChunkChoices) -> Async
     yield DONE
 
 
-def _final_chunk(answer: GenerationResponse) -> bytes:
+def _final_chunk(answer: Answer) -> bytes:
     """Returns the fields of the chunk after all choices; empty if none was requested."""
     words = b""
     if answer.includes_usage:

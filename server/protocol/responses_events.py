@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.server.protocol.chat import TokenLogprob
-from headway.server.protocol.response_objects import (
+from headway.server.protocol.responses_objects import (
     Item,
     OutputText,
     ReasoningText,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headway.server.protocol.chat import TokenLogprob
-from headway.server.protocol.responses import ChoiceOfTools, ResponseTool, TextOptions
+from headway.server.protocol.responses_api import ChoiceOfTools, ResponseTool, TextOptions
 from headway.server.protocol.usage import SpeculationReport
 
 
