@@ -10,9 +10,9 @@ from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.server.base.errors import install_error_handlers
-from headway.server.http.aliases import Aliases
 from headway.server.http.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
-from headway.server.http.sites import Sites
+from headway.server.http.origins import AllowedOrigins
+from headway.server.http.paths import CanonicalPaths
 from headway.server.requests.access import IGNORED, AccessLog, RequestRecord
 from headway.server.requests.services import Services
 from headway.server.routes import (
@@ -35,9 +35,9 @@ def create_app(
     *,
     cors_origins: Sequence[str] = (),
     trace: Callable[[RequestRecord], None] | None = None,
-    sites: Sites | None = None,
+    origins: AllowedOrigins | None = None,
 ) -> ASGIApp:
-    """Starts nothing: the engine belongs to the caller. sites: None for any Host and Origin.
+    """Starts nothing: the engine belongs to the caller. origins: None for any Host and Origin.
 
     What is around the routes, outermost first: other spellings of paths, request ids, the access log, CORS,
     the guard.
@@ -64,7 +64,7 @@ def create_app(
     ):
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
-    guarded: ASGIApp = Guard(HeadAsGet(app), services.keys, sites or Sites())
+    guarded: ASGIApp = Guard(HeadAsGet(app), services.keys, origins or AllowedOrigins())
     if cors_origins:
         guarded = CORSMiddleware(
             guarded,
@@ -73,4 +73,4 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID, IGNORED],
         )
-    return Aliases(RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace)))
+    return CanonicalPaths(RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headway.engine import ConfigError
 from headway.server.base.config import ServerConfig
-from headway.server.http.sites import Sites, local_sites
+from headway.server.http.origins import AllowedOrigins, local_origins
 
 MAX_DESCRIPTORS = 1 << 16
 SEND_BUFFER_BYTES = 1 << 16  # of a connection; else it grows to megabytes for a client that stops reading
@@ -62,14 +62,14 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
     return f"{scheme}://{shown}:{port}"
 
 
-def sites_of(listener: socket.socket, config: ServerConfig) -> Sites:
-    """Returns the allowed sites where no key is set. No browser speaks to a path, and a proxy upstream has
-    its own rules."""
+def origins_of(listener: socket.socket, config: ServerConfig) -> AllowedOrigins:
+    """Returns the hosts and origins that are allowed where no key is set. No browser speaks to a path, and a
+    proxy upstream has its own rules."""
     if config.api_key or config.unix_socket is not None:
-        return Sites()
+        return AllowedOrigins()
     if _is_loopback(listener.getsockname()[0]):
-        return local_sites(config.host, config.cors_origin)
-    return Sites(origins=tuple(config.cors_origin), checks_origin=True)
+        return local_origins(config.host, config.cors_origin)
+    return AllowedOrigins(origins=tuple(config.cors_origin), checks_origin=True)
 
 
 def _is_loopback(address: str) -> bool:

@@ -27,7 +27,7 @@ from headway.server.base.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.hub import model_folder, model_name
-from headway.server.cli.listening import allow_many_connections, listen, remove_path, sites_of, url_of
+from headway.server.cli.listening import allow_many_connections, listen, origins_of, remove_path, url_of
 from headway.server.cli.redaction import without_credentials
 from headway.server.engine.client import EngineClient
 from headway.server.engine.process import Patience
@@ -96,8 +96,8 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             tokenizer_info=load_tokenizer_info(folder, None if template is None else template.source),
         )
         tracing = _open_tracing(config.otlp_endpoint)
-        sites = sites_of(listener, config)
-        app = create_app(services, cors_origins=config.cors_origin, trace=tracing, sites=sites)
+        origins = origins_of(listener, config)
+        app = create_app(services, cors_origins=config.cors_origin, trace=tracing, origins=origins)
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_run(server, services, config, listener))

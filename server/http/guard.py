@@ -1,4 +1,4 @@
-"""Middleware that every request passes before its route: a request id, the limit on headers, the sites that
+"""Middleware that every request passes before its route: a request id, the limit on headers, the origins that
 may ask, the keys."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.server.base.errors import RETRY_AFTER, ApiError, ErrorResponse, is_messages
 from headway.server.base.worker_pool import CLIENT
 from headway.server.http.keys import Keys, credentials
+from headway.server.http.origins import AllowedOrigins
 from headway.server.http.page import PAGE_PATHS
-from headway.server.http.sites import Sites
 
 REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024
@@ -78,10 +78,10 @@ class HeadAsGet:
 class Guard:
     """Refuses what may not reach a route."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, sites: Sites) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, origins: AllowedOrigins) -> None:
         self._app = app
         self._keys = keys
-        self._sites = sites
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -98,9 +98,9 @@ class Guard:
             message = f"the headers have {size} bytes, the limit is {MAX_HEADER_BYTES}; send fewer"
             raise ApiError(message, status=431, code="headers_too_large")
         headers = Headers(scope=scope)
-        self._sites.check_host(headers)
+        self._origins.check_host(headers)
         if scope["path"] not in READ_PATHS or scope["method"] not in ("GET", "HEAD"):
-            self._sites.check_origin(headers)
+            self._origins.check_origin(headers)
         if scope["path"] in OPEN_PATHS:
             return
         if scope["state"].get("is_crowded"):

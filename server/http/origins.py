@@ -20,7 +20,7 @@ _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:@/\[\]]*)(?::(?P<port>[0-9]*))?
 
 
 @dataclass(frozen=True, slots=True)
-class Sites:
+class AllowedOrigins:
     """hosts: names, in lower case, that a request may ask for, with any port; None for any name.
 
     origins: those of --cors-origin, whose pages may ask as the server's own may; `*` for all. checks_origin:
@@ -66,14 +66,14 @@ class Sites:
         return bool(name) and is_same_host and port == own[1]
 
 
-def local_sites(host: str, origins: Iterable[str]) -> Sites:
-    """Returns the allowed sites of a server on a loopback address: host is the --host. A named origin may
-    also lead to the server itself."""
+def local_origins(host: str, origins: Iterable[str]) -> AllowedOrigins:
+    """Returns the hosts and origins that a server on a loopback address allows: host is the --host. A named
+    origin may also lead to the server itself."""
     origins = tuple(origins)
     named = {_name_and_port(origin.partition("://")[2])[0] or "" for origin in origins}
     own = f"[{host}]" if ":" in host else host
     hosts = None if "*" in origins else LOCAL_HOSTS | {own.lower()} | (named - {""})
-    return Sites(hosts, origins, checks_origin=True)
+    return AllowedOrigins(hosts, origins, checks_origin=True)
 
 
 def _name_and_port(authority: str) -> tuple[str | None, str]:

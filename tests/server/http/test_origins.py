@@ -15,7 +15,7 @@ from headway_testing.fake_engine import FakeEngine
 
 from headway.server.app import create_app
 from headway.server.base.config import ServerConfig
-from headway.server.cli.listening import listen, sites_of, url_of
+from headway.server.cli.listening import listen, origins_of, url_of
 from headway.server.cli.serve import DrainingServer
 from headway.server.http.keys import Keys
 from headway.server.requests.services import Services
@@ -33,8 +33,8 @@ def connect(services: Services) -> Connect:
     async def connect(config: ServerConfig | None = None) -> AsyncIterator[httpx.AsyncClient]:
         config = config or ServerConfig(port=0)
         with closing(listen(config)) as listener:
-            sites = sites_of(listener, config)
-        app = create_app(services, cors_origins=config.cors_origin, sites=sites)
+            origins = origins_of(listener, config)
+        app = create_app(services, cors_origins=config.cors_origin, origins=origins)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
             yield client
@@ -185,7 +185,7 @@ async def test_naming_one_origin_lets_no_other_in(connect: Connect) -> None:
 async def test_http_1_0_without_a_host_is_served(services: Services) -> None:
     config = ServerConfig(port=0)
     listener = listen(config)
-    app = create_app(services, sites=sites_of(listener, config))
+    app = create_app(services, origins=origins_of(listener, config))
 
     class CalmEngine(FakeEngine):
         def drain(self, seconds: float) -> None:
@@ -208,7 +208,7 @@ def test_the_keys_of_the_admin_alone_open_nothing() -> None:
     """An admin key protects what changes the server; generation stays open, and so the check stays."""
     config = ServerConfig(port=0, admin_key="a")
     with closing(listen(config)) as listener:
-        assert sites_of(listener, config).hosts is not None
+        assert origins_of(listener, config).hosts is not None
     assert Keys(admin="a").api == ()
 
 
@@ -216,4 +216,4 @@ def test_a_mapped_loopback_address_is_one() -> None:
     with socket.socket(socket.AF_INET6) as listener:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(("::ffff:127.0.0.1", 0))
-        assert sites_of(listener, ServerConfig()).hosts is not None
+        assert origins_of(listener, ServerConfig()).hosts is not None

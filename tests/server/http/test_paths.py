@@ -11,8 +11,8 @@ from headway_testing.fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.server.app import create_app
-from headway.server.http.aliases import ALIASES, FIXED_PATHS, canonical_path
 from headway.server.http.keys import Keys
+from headway.server.http.paths import ALIASES, FIXED_PATHS, canonical_path
 from headway.server.requests.services import Services
 from headway.server.routes.openapi import OPERATIONS
 

@@ -31,7 +31,7 @@ def canonical_path(path: str) -> str:
     return f"/v1{path}" if path.startswith("/models/") else path
 
 
-class Aliases:
+class CanonicalPaths:
     """Around all that looks at a path: keys, counters and routes know one spelling."""
 
     def __init__(self, app: ASGIApp) -> None:
