@@ -9,7 +9,7 @@ from starlette.requests import Request
 from headway.server.chat.grammar import chat_grammar, thinking_budget
 from headway.server.chat.output import callable_tools, output_options
 from headway.server.chat.prompt import chat_prompt, conversation_for
-from headway.server.generation.sampling import RequestOptions, choice_requests, encode_bad_words
+from headway.server.generation.engine_requests import RequestOptions, choice_requests, encode_bad_words
 from headway.server.http.keys import credentials
 from headway.server.protocol.chat import ChatRequest, check, hidden_media
 from headway.server.requests.access import record_of

@@ -11,7 +11,7 @@ from headway.server.chat.output import callable_tools, is_call_required, is_sing
 from headway.server.formats import OutputFormat
 from headway.server.generation.choice_output import OutputOptions
 from headway.server.grammar.frames import TextForm, ToolCalls
-from headway.server.grammar.grammars import check_company
+from headway.server.grammar.grammars import check_conflicts
 from headway.server.grammar.text_forms import text_form
 from headway.server.protocol.chat import ChatRequest
 from headway.server.requests.services import Services, engine_info
@@ -33,7 +33,7 @@ async def chat_grammar(
     if not is_enforced and form is None:
         return None
     param = "tools" if form is None or is_call_required(body) else form.param
-    check_company(body, param, engine_info(services))
+    check_conflicts(body, param, engine_info(services))
     if form is not None:
         _check_form(form, services.output_format, with_tools=is_enforced and not is_call_required(body))
         source = await services.grammars.compile(form, ignored)

@@ -13,7 +13,7 @@ from headway.server.protocol.chat import ConversationFields, conversation_of
 from headway.server.requests.services import Services
 from headway.server.text.chat_template import ChatRenderer
 from headway.server.text.control_text import ChatPrompt
-from headway.server.text.marker import Marker
+from headway.server.text.escaping import Escaper
 from headway.server.text.reasoning_effort import with_effort
 from headway.server.text.template_frames import MarkedConversation
 from headway.server.text.template_limits import folded, is_plain
@@ -85,11 +85,11 @@ async def chat_prompt(
 
 
 async def _rendered(conversation: Conversation, chat: ChatRenderer, tokenizer: Tokenizer) -> ChatPrompt:
-    marker = Marker(tokenizer.control_pattern, tokenizer.control_parts)
+    escaper = Escaper(tokenizer.control_pattern, tokenizer.control_parts)
     if _is_short(conversation):
-        marked = _checked_and_marked(conversation, marker)
+        marked = _checked_and_marked(conversation, escaper)
     else:
-        marked = await asyncio.to_thread(_checked_and_marked, conversation, marker)
+        marked = await asyncio.to_thread(_checked_and_marked, conversation, escaper)
     if marked is None:
         return ChatPrompt(await chat.render(conversation))
     return await chat.render_marked(conversation, marked)
@@ -107,9 +107,9 @@ def _is_short(conversation: Conversation) -> bool:
     return is_flat and sum(map(len, values)) <= THREAD_CHARACTERS
 
 
-def _checked_and_marked(conversation: Conversation, marker: Marker) -> MarkedConversation | None:
+def _checked_and_marked(conversation: Conversation, escaper: Escaper) -> MarkedConversation | None:
     _check(conversation)
-    return marker.marked(conversation)
+    return escaper.marked(conversation)
 
 
 def _check(conversation: Conversation) -> None:

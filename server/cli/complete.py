@@ -12,8 +12,8 @@ from headway.server.base.config import CompleteConfig, ModelSource
 from headway.server.cli.console import show, wait_with_progress
 from headway.server.cli.hub import model_folder
 from headway.server.engine.client import EngineClient
+from headway.server.generation.engine_requests import RequestOptions, choice_requests
 from headway.server.generation.generation import Generation
-from headway.server.generation.sampling import RequestOptions, choice_requests
 from headway.server.protocol.completions import CompletionRequest, check
 from headway.server.text.prompt import encode_prompts
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer

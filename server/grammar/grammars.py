@@ -22,7 +22,7 @@ from headway.server.grammar.sources import check_size
 from headway.server.grammar.text_forms import text_form
 from headway.server.protocol.parameters import GenerationFields
 
-__all__ = ["Grammars", "TextForm", "check_company", "grammar_of", "no_grammars"]
+__all__ = ["Grammars", "TextForm", "check_conflicts", "grammar_of", "no_grammars"]
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.grammar.worker")
 CHECK_SECONDS = 1.0  # of processor time
@@ -169,11 +169,11 @@ async def grammar_of(
     form = text_form(fields)
     if form is None:
         return None
-    check_company(fields, form.param, info)
+    check_conflicts(fields, form.param, info)
     return Grammar(await grammars.compile(form, ignored))
 
 
-def check_company(fields: GenerationFields, param: str, info: EngineInfo) -> None:
+def check_conflicts(fields: GenerationFields, param: str, info: EngineInfo) -> None:
     """Refuses what cannot hold together with the field that brings a grammar, by the names of both."""
     others = {
         "min_tokens": bool(fields.min_tokens),

@@ -213,7 +213,7 @@ class _Walk:
         if keyword in self._without and _is_beside_others(keyword, schema):
             why = "cannot be enforced beside the rest of this schema; leave it out"
             raise self._unserved(keyword, place, why)
-        self._check_company(keyword, value, schema, place)
+        self._check_conflicts(keyword, value, schema, place)
         if self._dropped is not None:
             value = self._writable(keyword, value, place)
         inner = f"{place}/{escaped(keyword)}"
@@ -244,7 +244,7 @@ class _Walk:
                 keyword, place, "is served at the root alone; move the schema into $defs without it"
             )
 
-    def _check_company(self, keyword: str, value: object, schema: Schema, place: str) -> None:
+    def _check_conflicts(self, keyword: str, value: object, schema: Schema, place: str) -> None:
         """Refuses a keyword that beside its neighbours would mean nothing, or not what it says."""
         if keyword not in KNOWN:
             close = difflib.get_close_matches(keyword, KNOWN, 1)

@@ -13,8 +13,13 @@ from starlette.responses import Response
 
 from headway.server.base.errors import ApiError
 from headway.server.generation.choice import Delta
+from headway.server.generation.engine_requests import (
+    MAX_CHOICES,
+    RequestOptions,
+    choice_requests,
+    encode_bad_words,
+)
 from headway.server.generation.logprobs import completion_logprobs, prompt_tokens
-from headway.server.generation.sampling import MAX_CHOICES, RequestOptions, choice_requests, encode_bad_words
 from headway.server.grammar.grammars import grammar_of
 from headway.server.http.keys import credentials
 from headway.server.http.sse import unless_disconnected

@@ -1,6 +1,6 @@
 """Keeps clients' chat text literal: structural tokens that they spell out never become those tokens.
 
-Before the template runs a second time, each is replaced by an unguessable mark (marker.py). The marks tell
+Before the template runs a second time, each is replaced by an unguessable mark (escaping.py). The marks tell
 which tokens of the rendered text were spelled out by a client and which were written by the template.
 """
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from headway.server.base.conversation import Conversation
 from headway.server.requests.services import Services
 from headway.server.text.control_text import ChatPrompt, control_pattern, is_structural
-from headway.server.text.marker import Marker
+from headway.server.text.escaping import Escaper
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
@@ -83,7 +83,7 @@ def test_pieces_are_the_messages_and_every_control_token_in_them_is_marked(conte
     pattern = control_pattern(CONTROLS)
     assert pattern is not None
     messages = [{"role": "user", "content": "".join(content)} for content in contents]
-    marked = Marker(pattern).marked(Conversation(messages))
+    marked = Escaper(pattern).marked(Conversation(messages))
     protected, mark, spelled = (
         (marked.by_tokens.messages, marked.mark, marked.spelled) if marked else (messages, "", ())
     )
@@ -102,7 +102,7 @@ def test_a_mark_that_the_template_has_cut_stays_text() -> None:
 
 def test_a_model_without_control_tokens_needs_no_marks() -> None:
     messages = [{"role": "user", "content": "<s>"}]
-    assert Marker(control_pattern([])).marked(Conversation(messages)) is None
+    assert Escaper(control_pattern([])).marked(Conversation(messages)) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from headway.engine import MAX_STOP_TOKEN_IDS, ModelError, SamplingParams
 from headway.engine.models import model_files as engine_model_files
 from headway.server import cli
-from headway.server.generation.sampling import RequestOptions, choice_requests
+from headway.server.generation.engine_requests import RequestOptions, choice_requests
 from headway.server.protocol.completions import CompletionRequest
 from headway.server.text.chat_template import load_chat_template
 from headway.server.text.tokenizer import load_tokenizer

@@ -6,7 +6,7 @@ from headway.server.base.conversation import Conversation
 from headway.server.text import template_worker
 from headway.server.text.chat_template import ChatRenderer, ChatTemplate
 from headway.server.text.control_text import ChatPrompt
-from headway.server.text.marker import Marker
+from headway.server.text.escaping import Escaper
 from headway.server.text.template_frames import MarkedConversation, Rendered, RenderJob
 from headway.server.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ async def rendered(
 ) -> ChatPrompt:
     """The prompt as the routes make it."""
     chat = InProcessChat(source, variables)
-    marked = Marker(tokenizer.control_pattern, tokenizer.control_parts).marked(conversation)
+    marked = Escaper(tokenizer.control_pattern, tokenizer.control_parts).marked(conversation)
     if marked is None:
         return ChatPrompt(await chat.render(conversation))
     return await chat.render_marked(conversation, marked)

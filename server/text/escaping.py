@@ -27,7 +27,7 @@ TYPES = frozenset({"function", "object", "string", "number", "integer", "boolean
 FREE_OBJECTS = ("properties", "arguments", "$defs", "definitions")
 
 
-class Marker:
+class Escaper:
     """Mutable: collects the texts that it replaces in one conversation; `marked` is its only writer.
 
     The mark has nothing that templates change: no letters, no spaces, nothing that JSON escapes.
