@@ -73,6 +73,19 @@ def test_the_model_may_stand_in_the_file(
     assert [source.name for _, source, _ in served] == [expected]
 
 
+def test_the_example_of_the_page_is_a_file(served: list[Served], file: Path) -> None:
+    page = Path(__file__).parents[3].joinpath("docs/running.md").read_text()
+    file.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    assert cli.main(["serve", "--config", str(file)]) == 0
+    ((server, source, engine),) = served
+    assert (source.name, engine.max_running, server.served_model_name) == (
+        "ORG/NAME",
+        64,
+        ["NAME", "NAME-latest"],
+    )
+    assert not engine.prefix_caching
+
+
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"], ids=["empty", "comment", "document"])
 def test_a_file_without_keys_changes_nothing(served: list[Served], file: Path, text: str) -> None:
     file.write_text(text)
