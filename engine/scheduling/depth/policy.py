@@ -2,7 +2,7 @@
 it is worth.
 
 All rows of a round have one depth. A round is padded to rows x (depth + 1) tokens, in which a masked draft
-costs what a draft costs: to mask the drafts of some rows would save no time and lose tokens. docs/running.md
+costs what a draft costs: to mask the drafts of some rows would save no time and lose tokens. docs/design.md
 says what rounds of unequal windows could gain.
 """
 

@@ -230,9 +230,8 @@ def names_in(value: object) -> set[str]:
 
 def test_the_page_explains_every_field_of_the_json(tell: Any, folder: Path) -> None:
     _, out, _ = tell(folder, "--json", "--device", "cpu")
-    page = (ROOT / "docs/running.md").read_text()
-    section = page[page.index("## What a model needs") :]
-    assert {name for name in names_in(json.loads(out)) if f"`{name}`" not in section} == set()
+    page = (ROOT / "docs/inspect.md").read_text()
+    assert {name for name in names_in(json.loads(out)) if f"`{name}`" not in page} == set()
 
 
 def test_what_the_files_of_the_tokenizer_are_warned_of_is_told(tell: Any, folder: Path) -> None:

@@ -163,7 +163,7 @@ def test_half_good_and_half_bad_rows_get_what_the_best_fixed_depth_gives(
 
 
 def test_rounds_of_unequal_depths_would_gain_what_the_docs_say() -> None:
-    """docs/running.md, "How the depth is chosen": at most 2 to 20 %, geometric mean 8 %; 2 to 4 % after 8,192
+    """docs/design.md, "How the depth is chosen": at most 2 to 20 %, geometric mean 8 %; 2 to 4 % after 8,192
     tokens."""
     gains = {}
     for cell in CELLS:
