@@ -99,10 +99,9 @@ clean:
 bench-cpu: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_cpu.py
 
-# The API process alone, before a fake engine; then with 1,000 idle connections and 200 streams nobody reads.
+# The API process alone, before a fake engine.
 bench-frontend: $(VENV)/.ready-test
 	$(BIN)/python -P tests/benchmarks/bench_frontend.py
-	$(BIN)/python -P tests/benchmarks/bench_company.py
 
 # Streams beside large bodies and long prompts, before a fake engine: gaps, /health, memory, each with its limit.
 bench-text: $(VENV)/.ready-test

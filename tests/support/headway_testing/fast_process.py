@@ -1,8 +1,7 @@
 """A fake engine that is as quick as its frames: `python -m headway_testing.fast_process SECONDS ADDRESS`.
 
 Every round, one each so many seconds, gives every request the next three tokens of its own prompt but the
-first, again and again. The first events of a request whose prompt begins with FILLING or more are large, so
-that they fill the buffers of a connection that nobody reads. Frames are made by the engine's own mailbox.
+first, again and again. Frames are made by the engine's own mailbox.
 When all requests of a burst have ended it writes when their events were sent, by the first token of their
 prompts: {"sent": {"17": [monotonic seconds]}}, one line on stderr a burst.
 """
@@ -31,9 +30,6 @@ from headway.engine import (
 )
 
 TOKENS_PER_EVENT = 3
-FILLING = 2048
-FILLING_EVENTS = 32
-FILLING_TOKENS = 256  # of each of these events
 REPORT_SECONDS = 0.1
 
 
@@ -45,12 +41,9 @@ class Script:
     tokens: list[int]
     num_left: int
     num_sent: int = 0
-    num_events: int = 0
 
     def event(self, request_id: int) -> TokenEvent:
-        is_filling = self.name >= FILLING and self.num_events < FILLING_EVENTS
-        count = min(FILLING_TOKENS if is_filling else TOKENS_PER_EVENT, self.num_left)
-        self.num_events += 1
+        count = min(TOKENS_PER_EVENT, self.num_left)
         ids = [self.tokens[(self.num_sent + i) % len(self.tokens)] for i in range(count)]
         self.num_sent += count
         self.num_left -= count
