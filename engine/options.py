@@ -4,7 +4,6 @@ it is loaded."""
 from __future__ import annotations
 
 import msgspec
-import torch
 
 from headway.engine.models.spec import ModelSpec
 from headway.engine.outline import Outline
@@ -100,9 +99,9 @@ def check_recurrence(config: EngineConfig, outline: Outline) -> None:
 
 def has_ordered_sums(config: EngineConfig, outline: Outline) -> bool:
     """Returns whether all products that decide about the text have one order of sums."""
-    if outline.device.type != "cuda":
-        return outline.dtype.itemsize > 2
-    return outline.dtype != torch.float64 and not config.fast_math
+    if config.fast_math and outline.device.type == "cuda":
+        return False
+    return all(linear.has_order(outline.device) for linear in outline.model.target_linears())
 
 
 def check_deterministic(config: EngineConfig, outline: Outline) -> None:

@@ -23,6 +23,7 @@ from headway.kernels import (
     Weight,
     adds_residual,
     can_be_packed,
+    has_order,
     least_packed_rows,
     library_is_ordered,
     linear,
@@ -129,9 +130,13 @@ class Linear:
         if least_rows is not None:
             self.store(pack_weight(self.weight, least_rows=least_rows))
 
+    def has_order(self, device: torch.device) -> bool:
+        """Returns whether a row's result is the same among any number of others on that device, or can be, by
+        `order_sums`."""
+        return has_order(self._stored, device)
+
     def order_sums(self, tried: dict[Kind, bool]) -> None:
-        """On a GPU, from now on, a row's result is the same among any number of others. Not in float64, nor
-        in float8.
+        """On a GPU, from now on, a row's result is the same among any number of others, where `has_order`.
 
         tried: whether the library's products have the bits of that order, as found for other layers; each
         kind is tried once.

@@ -58,6 +58,21 @@ def linear(
     return Activation(product if out is None else out.copy_(product))
 
 
+def has_order(weight: Weight, device: torch.device) -> bool:
+    """Returns whether a row's products by the weight have one order of sums among any number of rows on that
+    device, or have it once a dense weight is batch-invariant."""
+    match weight:
+        case DenseWeight(values):
+            kernel = LinearKernel.BATCH_INVARIANT if device.type == "cuda" else LinearKernel.PADDED_CPU
+        case PackedCpuWeight(values):
+            kernel = LinearKernel.PACKED_CPU
+        case Float8Weight(values):
+            kernel = LinearKernel.FLOAT8_SKINNY
+        case Int4ScreenedWeight(packed=values):
+            kernel = LinearKernel.INT4_SCREENED
+    return values.dtype in kernel.value.ordered_dtypes
+
+
 def adds_residual(
     x: torch.Tensor,  # [rows, in]
     weight: Weight,

@@ -50,10 +50,14 @@ TMA_TYPES = *HALF_TYPES, torch.float8_e4m3fn
 
 
 class KernelTraits(NamedTuple):
-    """A kernel's promises about its results."""
+    """A kernel's promises about its results.
+
+    ordered_dtypes: those of weights by which it multiplies any number of rows with one order of sums.
+    """
 
     order_of_sums: str
     rounding: str
+    ordered_dtypes: tuple[torch.dtype, ...] = ()
 
 
 class LinearKernel(Enum):
@@ -77,13 +81,13 @@ class LinearKernel(Enum):
         "float32 accumulation; one rounding, and of gates as with TMA",
     )
     LIBRARY = KernelTraits(
-        "The library's, which may depend on the number of rows; on a CPU rows are padded to multiples of 16 and multiplied by "
-        "up to 128 at once, so that it does not. Of a library-ordered weight as BATCH_INVARIANT.",
+        "The library's, which may depend on the number of rows. Of a library-ordered weight as BATCH_INVARIANT.",
         "The library's product is rounded once, with bias or residual; of gates as with TMA",
     )
     BATCH_INVARIANT = KernelTraits(
         "By ascending input in MMA instructions of one kind, in one accumulator, whatever the number of rows.",
         "float32 accumulation; bias in float32; one rounding; of gates as with TMA",
+        (torch.bfloat16, torch.float16, torch.float32),
     )
     FLOAT8_SKINNY = KernelTraits(
         "By ascending input in MMA instructions of 32 inputs, for up to 16 rows.",
@@ -94,9 +98,16 @@ class LinearKernel(Enum):
         "of rows.",
         "Inputs are rounded to 8 bits; float32 sums of exact outputs; one rounding",
     )
+    PADDED_CPU = KernelTraits(
+        "The library's for rows padded to multiples of 16, and multiplied by up to 128 at once. In 16 bits it may depend on "
+        "the number of rows.",
+        "As the library accumulates; one rounding, with the bias",
+        (torch.float32, torch.float64),
+    )
     PACKED_CPU = KernelTraits(
         "oneDNN's, tried to be the same for any number of rows before it is relied on.",
         "float32 accumulation without a rounding after it",
+        (torch.float32,),
     )
 
 
@@ -114,7 +125,7 @@ class FusedOperation(Enum):
 
 
 class WeightFormat(Enum):
-    """The formats whose kernel sizes decide about. Another has one kernel: PACKED_CPU."""
+    """The formats whose kernel sizes decide about. On a CPU each has one: PADDED_CPU or PACKED_CPU."""
 
     PLAIN = "both of one dtype, float8 among them"
     ORDERED = "as PLAIN, summed by ascending input in one accumulator, whatever the number of rows"

@@ -24,6 +24,7 @@ from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.select import drafter_name
 from headway.engine.state.specs import RowSpec
+from headway.kernels import Float8Weight
 
 
 @pytest.mark.parametrize(
@@ -199,6 +200,18 @@ def test_on_a_gpu_sums_have_one_order_by_default(
 ) -> None:
     config = EngineConfig(model_path="", fast_math=fast_math)
     assert has_ordered_sums(config, outline(**changes)) is is_deterministic
+
+
+def test_a_weight_format_whose_kernel_promises_no_order_leaves_the_text_none() -> None:
+    """The table of kernels is asked for every layer of the target; one in float8 is enough."""
+    shape, config = outline(has_float8=True), EngineConfig(model_path="", deterministic=True)
+    reader = shape.model.layers[0].mixer.input
+    one, values = torch.ones(1), torch.empty(reader.shape, dtype=torch.float8_e4m3fn, device="meta")
+    assert has_ordered_sums(config, shape)
+    reader.store(Float8Weight(values, one, one, torch.bfloat16))
+    assert not has_ordered_sums(config, shape)
+    with pytest.raises(ConfigError, match="--deterministic has no kernels"):
+        check_deterministic(config, shape)
 
 
 def test_the_sums_of_drafts_have_any_order(monkeypatch: pytest.MonkeyPatch) -> None:

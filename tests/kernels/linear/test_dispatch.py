@@ -266,3 +266,12 @@ def test_the_number_of_rows_decides_about_formats_of_drafts(
     dtype = torch.float8_e4m3fn if form == "FLOAT8_OF_16_BITS" else torch.bfloat16
     shape = LinearShape(rows, 151_680, inputs, dtype, format=WeightFormat[form])
     assert choose(shape, DEVICES["sm_90"], FusedOperation.ADD).kernel is LinearKernel[expected]
+
+
+def test_kernels_whose_order_the_number_of_rows_may_change_order_no_dtype() -> None:
+    ordered = {kernel: kernel.value.ordered_dtypes for kernel in LinearKernel if kernel.value.ordered_dtypes}
+    assert ordered == {
+        LinearKernel.BATCH_INVARIANT: (torch.bfloat16, torch.float16, torch.float32),
+        LinearKernel.PADDED_CPU: (torch.float32, torch.float64),
+        LinearKernel.PACKED_CPU: (torch.float32,),
+    }
