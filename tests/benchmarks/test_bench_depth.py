@@ -12,21 +12,11 @@ from headway_testing.checkpoints import qwen2_config, random_mimo
 
 from bench_depth import __main__ as bench
 from bench_depth import measure
-from bench_depth import settings as depth_settings
 from bench_depth.measure import Cell, Speed
 from bench_depth.profiles import STATIONARY, rates_of
-from bench_depth.report import CellFigures, summarize
+from bench_depth.report import summarize
 
-SHORT = [
-    "--seconds",
-    "0.001",
-    "--warm-up-seconds",
-    "0.001",
-    "--switch-seconds",
-    "0.002",
-    "--output-len",
-    "48",
-]
+SHORT = "--seconds 0.001 --warm-up-seconds 0.001 --switch-seconds 0.002 --output-len 48"
 CPU = ["--device", "cpu", "--threads", "1"]
 
 
@@ -38,7 +28,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     model, file = random_mimo(tmp_path / "model"), tmp_path / "depth.json"
-    assert bench.main([str(model), *SHORT, *CPU, *arguments, "--json", str(file)]) == 0
+    assert bench.main([str(model), *SHORT.split(), *CPU, *arguments, "--json", str(file)]) == 0
     content: dict[str, Any] = json.loads(file.read_text())
     return content
 
@@ -46,20 +36,8 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 def test_every_cell_compares_the_chosen_depth_with_all_fixed_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "depth.png"
-    lengths = [
-        "--streams",
-        "1,3",
-        "--contexts",
-        "40,250",
-        "--profiles",
-        "medium,switching",
-        "--runs",
-        "2",
-        "--periods",
-        "1",
-    ]
-    report = run(tmp_path, *lengths, "--png", str(picture))
+    lengths = "--streams 1,3 --contexts 40,250 --profiles medium,switching --runs 2 --periods 1"
+    report = run(tmp_path, *lengths.split())
     cells = report["cells"]
     names = [(cell["streams"], cell["input_len"], cell["profile"]) for cell in cells]
     assert names == [(n, 40, profile) for n in (1, 3) for profile in ("medium", "switching")]
@@ -81,7 +59,6 @@ def test_every_cell_compares_the_chosen_depth_with_all_fixed_ones(
     assert summary["mean_to_depth_0"] == pytest.approx(geometric_mean(cell["to_depth_0"] for cell in cells))
     to_third = [cell["auto"]["tokens_per_second"] / cell["fixed"][3]["tokens_per_second"] for cell in cells]
     assert summary["mean_to_fixed"][3] == pytest.approx(geometric_mean(to_third))
-    assert picture.read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert all(
         line in shown for line in ("auto over the whole grid", "left out: 3 x 250", "the text means nothing")
@@ -111,8 +88,8 @@ def test_missed_bars_are_named() -> None:
     def speed(rate: float) -> Speed:
         return Speed(rate, [rate], rate, 1.0)
 
-    def cell(auto: float, *fixed: float) -> CellFigures:
-        return CellFigures.of(Cell(8, 2_048, "low", [1.0, 0.0], speed(auto), [speed(one) for one in fixed]))
+    def cell(auto: float, *fixed: float) -> Cell:
+        return Cell.of(8, 2_048, "low", [1.0, 0.0], speed(auto), [speed(one) for one in fixed])
 
     summary = summarize([cell(97, 100, 90), cell(94, 90, 100), cell(99, 100, 50), cell(90, 100, 99)])
     assert summary is not None
@@ -139,8 +116,6 @@ def test_profiles_go_on_beyond_their_positions() -> None:
             ["--output-len", "17"],
             "--output-len is 17, too few to time a round of up to 3 drafts; set 18 or more",
         ),
-        (["--png", "nowhere/x.png"], "--png is nowhere/x.png, it must be a file whose name ends with .png"),
-        (["--png", "x.jpeg"], "--png is x.jpeg, it must be a file whose name ends with .png"),
         (["--json", "nowhere/x.json"], "--json is nowhere/x.json, and nowhere is no folder"),
     ],
 )
@@ -149,14 +124,6 @@ def test_what_cannot_be_measured_is_one_line(
 ) -> None:
     assert bench.main(arguments) == 1
     assert capsys.readouterr().err.startswith(f"headway: {message}")
-
-
-def test_a_picture_needs_the_extra_that_draws_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(depth_settings, "find_spec", lambda name: None)
-    assert bench.main(["--png", "x.png"]) == 1
-    assert "--png needs matplotlib: install it" in capsys.readouterr().err
 
 
 def test_a_model_without_a_head_has_nothing_to_choose(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import shlex
 import sys
@@ -12,14 +11,14 @@ from collections.abc import Sequence
 
 import torch
 
-from bench_depth.measure import CellMeter
+from bench_depth.measure import Cell, CellMeter
 from bench_depth.profiles import STATIONARY, rates_of
-from bench_depth.report import CellFigures, Report, show, summarize
+from bench_depth.report import Report, show, summarize
 from bench_depth.settings import Settings, read_settings
 from headway.engine.bench.machine import device_name, versions
 from headway.engine.bench.report import keep_json
 from headway.engine.build import Engine, assemble
-from headway.engine.protocol.errors import ConfigError, HeadwayError
+from headway.engine.protocol.errors import HeadwayError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
         settings = read_settings(argv, has_gpu=torch.cuda.is_available())
         report = run(settings, shlex.join(["bench_depth", *argv]))
         show(report)
-        _draw(settings, report)
     except HeadwayError as error:
         print(f"headway: {error}", file=sys.stderr)
         return 1
@@ -43,7 +41,7 @@ def run(settings: Settings, command: str) -> Report:
     """Returns the report, which is written to the JSON file after each cell. Raises HeadwayError."""
     engine = _start(settings)
     meter, began = CellMeter(engine, settings), time.monotonic()
-    cells: list[CellFigures] = []
+    cells: list[Cell] = []
     left_out: list[str] = []
 
     def report() -> Report:
@@ -69,7 +67,7 @@ def run(settings: Settings, command: str) -> Report:
             _tell(f"{streams} x {input_len:,}: prompts")
             meter.warm_up(streams, input_len)
             for profile in settings.profiles:
-                cells.append(CellFigures.of(meter.measure(streams, input_len, profile)))
+                cells.append(meter.measure(streams, input_len, profile))
                 _tell(_line(cells[-1]))
                 keep_json(report(), settings.json)
     whole = report()
@@ -86,19 +84,7 @@ def _start(settings: Settings) -> Engine:
     return engine
 
 
-def _draw(settings: Settings, report: Report) -> None:
-    """Raises ConfigError. The module is imported where it is needed: matplotlib is optional."""
-    if settings.png is None or not report.cells:
-        return
-    plot = importlib.import_module("bench_depth.plot").plot
-    title = f"{report.engine.architecture}, {report.device_name}"
-    try:
-        plot(report.cells, settings.png, title, report.engine.depth)
-    except OSError as error:
-        raise ConfigError(f"--png is {settings.png}, which cannot be written: {error}") from None
-
-
-def _line(cell: CellFigures) -> str:
+def _line(cell: Cell) -> str:
     speeds = " ".join(f"{speed.tokens_per_second:,.0f}" for speed in (cell.auto, *cell.fixed))
     return (
         f"{cell.name}: depth {cell.mean_depth:.2f}, tokens/s {speeds}, auto / best {cell.to_best:.3f}, "

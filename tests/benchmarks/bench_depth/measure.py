@@ -58,8 +58,9 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """shares: of the rounds at the chosen depth, by depth. auto: the speed where the policy chooses; fixed:
-    by depth."""
+    """auto: the speed where the policy chooses; fixed: by depth. shares: of the rounds where it chooses, by
+    depth. to_best, to_depth_0: auto over the best of fixed, and over depth 0; expected_...: the same of
+    expected speeds (see Speed)."""
 
     streams: int
     input_len: int
@@ -67,25 +68,31 @@ class Cell:
     shares: list[float]
     auto: Speed
     fixed: list[Speed]
+    mean_depth: float
+    best_depth: int
+    to_best: float
+    to_depth_0: float
+    expected_to_best: float
+    expected_to_depth_0: float
+
+    @classmethod
+    def of(
+        cls, streams: int, input_len: int, profile: str, shares: list[float], auto: Speed, fixed: list[Speed]
+    ) -> Cell:
+        speeds = [speed.tokens_per_second for speed in fixed]
+        ratios = [auto.tokens_per_second / speed for speed in speeds]
+        expected = [auto.expected_tokens_per_second / speed.expected_tokens_per_second for speed in fixed]
+        return cls(
+            streams, input_len, profile, shares, auto, fixed,
+            mean_depth=sum(depth * share for depth, share in enumerate(shares)),
+            best_depth=speeds.index(max(speeds)),
+            to_best=min(ratios), to_depth_0=ratios[0],
+            expected_to_best=min(expected), expected_to_depth_0=expected[0],
+        )  # fmt: skip
 
     @property
-    def mean_depth(self) -> float:
-        return sum(depth * share for depth, share in enumerate(self.shares))
-
-    @property
-    def best_depth(self) -> int:
-        speeds = [speed.tokens_per_second for speed in self.fixed]
-        return speeds.index(max(speeds))
-
-    def ratio_to(self, depth: int, *, is_expected: bool = False) -> float:
-        """Returns the speed at the chosen depth over that of a fixed one."""
-        fixed = self.fixed[depth]
-        if is_expected:
-            return self.auto.expected_tokens_per_second / fixed.expected_tokens_per_second
-        return self.auto.tokens_per_second / fixed.tokens_per_second
-
-    def ratio_to_best(self, *, is_expected: bool = False) -> float:
-        return min(self.ratio_to(depth, is_expected=is_expected) for depth in range(len(self.fixed)))
+    def name(self) -> str:
+        return f"{self.streams} x {self.input_len:,}, {self.profile}"
 
 
 class CellMeter:
@@ -141,13 +148,13 @@ class CellMeter:
                     self._run(prompts, choice, [Spell(rates, seconds) for rates in all_rates])
                 )
         chosen = sum((spell.rounds for run in runs[None] for spell in run), Counter[int]())
-        return Cell(
+        return Cell.of(
             streams,
             input_len,
             profile,
-            shares=[chosen[depth] / chosen.total() for depth in self._depths],
-            auto=_speed(runs[None], streams),
-            fixed=[_speed(runs[depth], streams) for depth in self._depths],
+            [chosen[depth] / chosen.total() for depth in self._depths],
+            _speed(runs[None], streams),
+            [_speed(runs[depth], streams) for depth in self._depths],
         )
 
     def _set(self, choice: int | None) -> None:

@@ -8,53 +8,12 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from bench_depth.measure import Cell, Speed
+from bench_depth.measure import Cell
 from headway.engine.bench.report import new_console, new_table
 from headway.engine.protocol.messages import EngineInfo
 
 # What a chosen depth is to give at least in every cell.
 BAR_OF_BEST, BAR_OF_DEPTH_0 = 0.95, 0.98
-
-
-@dataclass(frozen=True, slots=True)
-class CellFigures:
-    """to_best, to_depth_0: tokens a second at the chosen depth over those of the best fixed depth, and of
-    depth 0; expected_to_best, expected_to_depth_0: the same of expected speeds (see Speed). shares: of the
-    rounds, by chosen depth."""
-
-    streams: int
-    input_len: int
-    profile: str
-    mean_depth: float
-    shares: list[float]
-    best_depth: int
-    auto: Speed
-    fixed: list[Speed]
-    to_best: float
-    to_depth_0: float
-    expected_to_best: float
-    expected_to_depth_0: float
-
-    @classmethod
-    def of(cls, cell: Cell) -> CellFigures:
-        return cls(
-            cell.streams,
-            cell.input_len,
-            cell.profile,
-            cell.mean_depth,
-            cell.shares,
-            cell.best_depth,
-            cell.auto,
-            cell.fixed,
-            to_best=cell.ratio_to_best(),
-            to_depth_0=cell.ratio_to(0),
-            expected_to_best=cell.ratio_to_best(is_expected=True),
-            expected_to_depth_0=cell.ratio_to(0, is_expected=True),
-        )
-
-    @property
-    def name(self) -> str:
-        return f"{self.streams} x {self.input_len:,}, {self.profile}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +45,12 @@ class Report:
     engine: EngineInfo
     rates: dict[str, tuple[float, ...]]
     seconds: float
-    cells: list[CellFigures]
+    cells: list[Cell]
     summary: Summary | None
     left_out: list[str]
 
 
-def summarize(cells: Sequence[CellFigures]) -> Summary | None:
+def summarize(cells: Sequence[Cell]) -> Summary | None:
     """Returns None where there is no cell."""
     if not cells:
         return None
@@ -117,7 +76,7 @@ def summarize(cells: Sequence[CellFigures]) -> Summary | None:
     )
 
 
-def _missed(cells: Sequence[CellFigures]) -> list[str]:
+def _missed(cells: Sequence[Cell]) -> list[str]:
     found = []
     for cell in cells:
         if cell.to_best < BAR_OF_BEST:
@@ -143,7 +102,7 @@ def show(report: Report) -> None:
     console.print(f"measured in {report.seconds:,.0f} s")
 
 
-def _cell_table(cells: Sequence[CellFigures]) -> Table:
+def _cell_table(cells: Sequence[Cell]) -> Table:
     depths = range(len(cells[0].fixed))
     table = new_table(
         "streams", "prompt", "profile", "mean depth", "rounds by depth", "tokens/s auto",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +45,6 @@ class Settings:
     num_periods: int
     output_len: int
     json: Path | None
-    png: Path | None
     device: Literal["auto", "cpu", "cuda"]
     dtype: DtypeName
     threads: int | None
@@ -84,7 +82,6 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
     given = _parser().parse_args(argv)
     check_json(given.json)
-    _check_png(given.png)
     if given.max_depth > MAX_DEPTH:
         raise ConfigError(f"--max-depth is {given.max_depth}, it must be 1 to {MAX_DEPTH}")
     least = least_new_tokens(given.max_depth)
@@ -108,27 +105,12 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         num_periods=given.periods,
         output_len=given.output_len,
         json=given.json,
-        png=given.png,
         device=given.device,
         dtype=given.dtype,
         threads=given.threads,
         kv_cache_memory_bytes=given.kv_cache_memory,
         fast_math=given.fast_math,
     )
-
-
-def _check_png(path: Path | None) -> None:
-    """Raises ConfigError where no such picture can be drawn."""
-    if path is None:
-        return
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "--png needs matplotlib: install it from a clone: .venv/bin/pip install -e '.[bench]'"
-        )
-    if path.suffix != ".png" or path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(
-            f"--png is {path}, it must be a file whose name ends with .png, in a folder that exists"
-        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -179,7 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--output-len", type=parse_number, default=256, metavar="N", help="new tokens of a row, after which all rows start anew "
         "from their prompts, which the prefix cache keeps (default: 256)")  # fmt: skip
-    add("--png", type=Path, metavar="FILE", help="draw a heat map there")
     add_engine_flags(parser, kept="all figures")
     return parser
 
