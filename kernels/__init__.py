@@ -48,7 +48,7 @@ from headway.kernels.recurrent.causal_convolution import convolve_chunks, convol
 from headway.kernels.recurrent.delta_chunks import delta_chunks
 from headway.kernels.recurrent.delta_windows import delta_windows
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
-from headway.kernels.runtime._device import has_float8_products
+from headway.kernels.runtime._device import has_float8_products, memory_bandwidth
 from headway.kernels.runtime._precompile import compile_in_workers
 from headway.kernels.sampling.mask_logits import mask_logits
 from headway.kernels.sampling.process_logits import count_tokens, process_logits
@@ -141,6 +141,7 @@ __all__ = [
     "mamba_state_selective_copy",
     "mask_logits",
     "max_prompt_rows",
+    "memory_bandwidth",
     "most_gated_rows",
     "most_screened_rows",
     "open_drafts",

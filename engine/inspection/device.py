@@ -11,8 +11,8 @@ from headway.engine.outline import DeviceFacts, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import DeviceReport
 from headway.engine.state.memory import available_bytes
+from headway.kernels import memory_bandwidth
 
-TRANSFERS_A_CLOCK = 2  # of double data rate memory
 CUDA_CONTEXT_BYTES = 528 << 20  # that a process cannot take of an empty H200, driver 580
 # With the multiprocessors of an H100 or H200.
 RECENT_GPU = DeviceFacts(torch.device("cuda", 0), has_float8=True, num_multiprocessors=132)
@@ -36,12 +36,10 @@ def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
     facts = DeviceFacts.of(place)
     if place.type == "cpu":
         return Device(facts, DeviceReport(kind="cpu", available_bytes=available_bytes(place)))
-    properties = torch.cuda.get_device_properties(place)
-    clock_khz, bus_bits = (getattr(properties, key, 0) for key in ("memory_clock_rate", "memory_bus_width"))
     report = DeviceReport(
         kind="cuda",
         available_bytes=available_bytes(place),
-        name=properties.name,
-        read_bytes_a_second=1e3 * clock_khz * TRANSFERS_A_CLOCK * bus_bits / 8 or None,
+        name=torch.cuda.get_device_name(place),
+        read_bytes_a_second=memory_bandwidth(place) or None,
     )
     return Device(facts, report)

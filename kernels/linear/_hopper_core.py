@@ -26,7 +26,7 @@ from headway.kernels.linear.dispatch import (
     WeightFormat,
     choose,
 )
-from headway.kernels.runtime._device import is_hopper, multiprocessors, shared_memory_bytes
+from headway.kernels.runtime._device import is_hopper, memory_bandwidth, multiprocessors, shared_memory_bytes
 from headway.kernels.runtime._triton import (
     TensorDescriptor,
     gl,
@@ -315,7 +315,13 @@ def shape_of(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = N
 
 
 def traits_of(x: torch.Tensor) -> DeviceTraits:
-    return DeviceTraits(multiprocessors(x.device), has_bulk_copies(x), takes_triton(x), not x.is_cuda)
+    return DeviceTraits(
+        multiprocessors(x.device),
+        has_bulk_copies(x),
+        takes_triton(x),
+        is_interpreted=not x.is_cuda,
+        bandwidth=memory_bandwidth(x.device),
+    )
 
 
 def is_copied(tensor: torch.Tensor) -> bool:

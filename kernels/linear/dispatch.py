@@ -32,8 +32,10 @@ _MAX_FLOAT8_SKINNY_ROWS = 16
 # is the largest and all programs run at once, small copies leave less to do after the last.
 OUTPUTS, COPY_BYTES, SMALL_COPY_BYTES = 64, 512, 256
 # Of up to MAX_ROWS / 2 rows sums that are not split take thin tiles, if then there is a program for nearly
-# each multiprocessor: `down` of one row takes an H100 31.4 us, in tiles of OUTPUTS 35.1, in two parts 31.5.
-THIN_OUTPUTS, _MIN_SHARE_OF_THIN = 32, 0.9
+# each multiprocessor and memory is no faster than an H100's: `down` of one row takes an H100 31.4 us, in
+# tiles of OUTPUTS 35.1, in two parts 31.5. An H200 takes 25.9 us in thin tiles and 23.8 in tiles of OUTPUTS,
+# and for `o` 12.9 and 11.3.
+THIN_OUTPUTS, _MIN_SHARE_OF_THIN, _MAX_BANDWIDTH_OF_THIN = 32, 0.9, 4e12
 # A part of fewer copies takes longer to reduce than to compute; fewer programs issue too few loads at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
 # The last part of a split sum has this number of large copies more than the others, whose sums it waits for.
@@ -156,6 +158,7 @@ class DeviceTraits(NamedTuple):
     has_tma: bool  # Hopper with Gluon
     has_triton: bool = True
     is_interpreted: bool = False  # Triton's interpreter, which computes in float32
+    bandwidth: float = 0.0  # of the memory, nominal, in bytes a second; 0: not known
 
 
 class TmaGemmConfig(NamedTuple):
@@ -220,7 +223,8 @@ def ordered_tma_config(
         return None
     is_few = shape.rows <= MAX_ROWS // 2
     share = _blocks(shape.outputs, THIN_OUTPUTS) / device.multiprocessors
-    is_thin = is_few and not is_paired and _MIN_SHARE_OF_THIN <= share <= 1
+    is_slow = device.bandwidth <= _MAX_BANDWIDTH_OF_THIN
+    is_thin = is_slow and is_few and not is_paired and _MIN_SHARE_OF_THIN <= share <= 1
     outputs = THIN_OUTPUTS if is_thin else OUTPUTS
     programs = _blocks(shape.outputs, outputs)
     is_small = not is_few and programs <= device.multiprocessors

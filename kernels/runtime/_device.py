@@ -13,6 +13,7 @@ _INTERPRETED_SHARED_MEMORY_BYTES = 232_448
 # The interpreter runs programs one after the other: a few show every path.
 _INTERPRETED_MULTIPROCESSORS = 2
 _HOPPER_MAJOR_CAPABILITY = 9
+_TRANSFERS_A_CLOCK = 2  # of double data rate memory
 
 
 @functools.cache
@@ -20,6 +21,16 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def memory_bandwidth(device: torch.device) -> float:
+    """Returns the nominal bandwidth of the device's memory in bytes a second; 0 where it is not known."""
+    if device.type != "cuda":
+        return 0.0
+    properties = torch.cuda.get_device_properties(device)
+    clock_khz, bus_bits = (getattr(properties, key, 0) for key in ("memory_clock_rate", "memory_bus_width"))
+    return 1e3 * clock_khz * _TRANSFERS_A_CLOCK * bus_bits / 8
 
 
 @functools.cache

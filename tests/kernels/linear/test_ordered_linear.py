@@ -59,6 +59,22 @@ def test_sums_are_whole_and_tiles_thin_where_these_fill_the_device(
     assert choose(shape, HOPPER, FusedOperation.ADD) == LinearChoice(kernel, config)
 
 
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "config"),
+    [
+        (1, 4096, 4096, TmaGemmConfig(64, is_ordered=True)),
+        (32, 4096, 11008, TmaGemmConfig(64, is_ordered=True)),
+        (33, 4096, 11008, TmaGemmConfig(64, copy_bytes=256, is_ordered=True)),
+    ],
+)
+def test_fast_memory_is_read_in_wide_tiles(
+    rows: int, outputs: int, inputs: int, config: TmaGemmConfig
+) -> None:
+    shape = LinearShape(rows, outputs, inputs, torch.bfloat16, format=WeightFormat.ORDERED)
+    fast = HOPPER._replace(bandwidth=4.9e12)
+    assert choose(shape, fast, FusedOperation.ADD) == LinearChoice(LinearKernel.TMA, config)
+
+
 def test_only_a_library_that_was_tried_computes_many_rows() -> None:
     shape = LinearShape(65, 4096, 4096, torch.bfloat16, format=WeightFormat.LIBRARY_ORDERED)
     assert choose(shape, HOPPER, FusedOperation.ADD).kernel is LinearKernel.LIBRARY
