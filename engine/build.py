@@ -36,7 +36,6 @@ from headway.engine.state.masks import MaskTable
 from headway.engine.state.memory import available_bytes, keep_freed_memory
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
-from headway.engine.state.specs import RowSpec
 from headway.kernels import keep_sums_whole
 
 logger = logging.getLogger(__name__)
@@ -117,7 +116,6 @@ def build_device(resolved: Resolved, model: CausalLM, drafter: Drafter | None = 
 
 def build_host(resolved: Resolved) -> Scheduler:
     """Makes what plans the steps and keeps the books, of which there is one, whatever the number of ranks."""
-    keeps_row_state = any(isinstance(spec, RowSpec) for specs in resolved.states for spec in specs)
     return Scheduler(
         resolved.config,
         num_blocks=resolved.num_blocks,
@@ -127,7 +125,7 @@ def build_host(resolved: Resolved) -> Scheduler:
         model_identity=resolved.config.model_path,
         kv_dtype=str(resolved.outline.dtype),
         prefill=resolved.prefill,
-        num_checkpoints=resolved.num_checkpoints if keeps_row_state else None,
+        num_checkpoints=resolved.num_checkpoints if resolved.row_state_bytes > 0 else None,
         prompt_grid=resolved.outline.spec.prompt_grid,
     )
 

@@ -33,7 +33,7 @@ from headway.engine.outline import DeviceFacts, Outline
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
-from headway.engine.speculation.select import drafter_state, max_pending, num_carries
+from headway.engine.speculation.select import drafter_state, max_pending
 from headway.engine.state.masks import mask_bytes
 from headway.engine.state.memory import (
     fitting_tokens,
@@ -45,7 +45,7 @@ from headway.engine.state.memory import (
 )
 from headway.engine.state.processors import table_bytes
 from headway.engine.state.row_tensors import RowTensors
-from headway.engine.state.specs import PagedSpec, StateSpec, block_bytes, row_bytes
+from headway.engine.state.specs import PagedSpec, StateSpec, block_bytes, row_bytes, scratch_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class Resolved:
 
     config: its max_model_len is what the pool can hold for one request. layers: what the pool keeps by layer;
     drafter_state: what it keeps for the drafter. weights_bytes: of the loaded parameters; draft_bytes: of the
-    formats of drafts, less what they replace; rows_bytes: of the tables of all rows, at most. num_blocks: 0
-    where not one request fits, which only an inspection sees.
+    formats of drafts, less what they replace; rows_bytes: of the tables and the scratch of all rows, at most.
+    num_blocks: 0 where not one request fits, which only an inspection sees.
     """
 
     config: EngineConfig
@@ -90,7 +90,7 @@ class Resolved:
 
     @property
     def row_state_bytes(self) -> int:
-        """Returns the bytes of that part of a row's state that layers and the drafter declare."""
+        """Returns the bytes of a row's state that layers declare and checkpoints hold."""
         return row_bytes(self.states)
 
 
@@ -172,7 +172,7 @@ def _divide(
     most = available - config.num_rows * bytes_of_row
     # A context that is cut, or refused, has no longer tables than what would fit without them.
     fitting = max(fitting_tokens(config, block_bytes=bytes_of_block, available=most), config.block_size)
-    rows_bytes = _rows_bytes(config, outline, min(wanted, fitting))
+    rows_bytes = _rows_bytes(config, outline, min(wanted, fitting)) + config.num_rows * scratch_bytes(states)
     available -= rows_bytes
     with noted():
         num_blocks = num_kv_blocks(
@@ -203,10 +203,7 @@ def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowT
         config.num_rows,
         max_blocks=-(-max_model_len // config.block_size),
         max_pending=max_pending(config),
-        hidden_size=model.spec.hidden_size,
-        dtype=model.dtype,
         device=model.device,
-        num_carries=num_carries(model),
     )
 
 

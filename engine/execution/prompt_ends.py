@@ -76,7 +76,7 @@ class PromptEnds:
         padding. masks: of all rows, none of which is masked."""
         numbers, adjustments = self._table.numbers, self._table.adjustments
         index = torch.zeros(num_prompts, dtype=torch.int64, device=self._table.device)
-        logits = self._model.logits(numbers.chunk_hidden[:1].expand(num_prompts, -1).contiguous())
+        logits = self._model.logits(self._model.no_states(num_prompts))
         for used in (None, adjustments.at(index)):
             no_window = index[:, None][:, :0]
             pick_tokens(logits[:, None], numbers.at(index, used), index, no_window, masks=masks.at(index))

@@ -110,9 +110,8 @@ class WarmUp:
         self._launcher.context.pool.warm_up()
         # Prompts are scored by any number of tokens, rounds may all have fewer.
         for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
-            hidden = self._table.numbers.chunk_hidden[:1].expand(num_scored, -1).contiguous()
             tokens = torch.zeros(num_scored, dtype=torch.int64, device=self._table.device)
-            score_tokens(model.logits(hidden), tokens)
+            score_tokens(model.logits(model.no_states(num_scored)), tokens)
         self._prompt_ends.warm_up(1, self._launcher.masks.all)
 
     def _run_prompts_of(self, lengths: Sequence[int]) -> None:

@@ -146,6 +146,10 @@ class CausalLM:
             if index < len(self.layers):
                 self.layers[index].mixer.commit(inputs, accepted, states)
 
+    def no_states(self, count: int) -> torch.Tensor:
+        """Returns [count, hidden] zeros in the place of hidden states, for what is launched ahead."""
+        return torch.zeros(count, self.spec.hidden_size, dtype=self.dtype, device=self.device)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], the last states of `forward`. Returns [n, vocab]."""
         return self.lm_head(self.final_norm(hidden))

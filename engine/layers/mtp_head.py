@@ -26,8 +26,8 @@ from headway.engine.layers.weights import (
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
-from headway.engine.state.pool import BLOCK_CARRIES, BLOCK_HIDDEN, StatePool
-from headway.engine.state.specs import BlockSpec, StateSpec
+from headway.engine.state.pool import StatePool
+from headway.engine.state.specs import StateSpec
 
 
 class MtpLayer:
@@ -112,15 +112,6 @@ class MtpHead:
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer of the pool, after those of the decoder, what is kept between steps."""
         return tuple(layer.block.state(max_window) for layer in self.layers)
-
-    def block_state(self) -> tuple[BlockSpec, ...]:
-        """Declares what is also kept of each block: of its last token the target's hidden state and, for
-        every layer but the last, the carry."""
-        weight = self.layers[0].final_norm.weight
-        specs = [BlockSpec(BLOCK_HIDDEN, tuple(weight.shape), weight.dtype)]
-        if self.num_layers > 1:
-            specs.append(BlockSpec(BLOCK_CARRIES, (self.num_layers - 1, *weight.shape), weight.dtype))
-        return tuple(specs)
 
     def linears(self) -> tuple[Linear, ...]:
         """Returns the linear layers that are not the model's."""

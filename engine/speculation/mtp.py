@@ -2,7 +2,8 @@
 
 Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0
 holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its
-first pending pair.
+first pending pair, and, while its prompt is computed, the hidden state of the last token computed, in the
+first place of those that are pending.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
-from headway.engine.state.specs import BlockSpec
+from headway.engine.state.specs import BlockSpec, RowSpec, StateSpec
 from headway.kernels import (
     MAX_WALKED_KEYS,
     DraftWindow,
@@ -28,19 +29,40 @@ from headway.kernels import (
     store_pending_states,
 )
 
+BLOCK_HIDDEN, BLOCK_CARRIES, PENDING_HIDDEN, CARRIES = (
+    "block_hidden",
+    "block_carries",
+    "pending_hidden",
+    "carries",
+)
 # Places whose pairs one pass of catching up computes, of all rows.
 CAUGHT_UP_AT_ONCE = 16
 
 
-def mtp_state(model: CausalLM) -> tuple[BlockSpec, ...]:
-    """Declares what drafts need of each block besides the MTP layers' keys and values: vectors of its last
-    token."""
-    return () if model.draft_head is None else model.draft_head.block_state()
+def mtp_state(model: CausalLM, max_pending: int) -> tuple[StateSpec, ...]:
+    """Declares what drafts need besides the MTP layers' keys and values.
+
+    Of each block, what the first pair after a prefix hit is formed with: the hidden state of its last token
+    and, for every layer but the last, the carry there. Of each row the hidden states of its pending pairs,
+    and the carries at the slot before the first of these. max_pending: the most of such pairs.
+    """
+    if model.draft_head is None:
+        return ()
+    hidden, num_carries = model.spec.hidden_size, model.draft_head.num_layers - 1
+    specs: tuple[StateSpec, ...] = (
+        BlockSpec(BLOCK_HIDDEN, (hidden,), model.dtype),
+        RowSpec(PENDING_HIDDEN, (max_pending, hidden), model.dtype, is_scratch=True),
+    )
+    if num_carries > 0:
+        specs += (
+            BlockSpec(BLOCK_CARRIES, (num_carries, hidden), model.dtype),
+            RowSpec(CARRIES, (num_carries, hidden), model.dtype, is_scratch=True),
+        )
+    return specs
 
 
 class MtpDrafter:
-    """Mutable: it is the only writer of the MTP layers' keys and values, of the pool's block_hidden and
-    block_carries, and of the columns pending_hidden, chunk_hidden and carries of the rows."""
+    """Mutable: it is the only writer of the MTP layers' keys and values and of what `mtp_state` declares."""
 
     leaves_pending = True
     taps: tuple[int, ...] = ()
@@ -54,7 +76,6 @@ class MtpDrafter:
         max_depth: int,
     ) -> None:
         assert model.draft_head is not None, "the MTP head is not loaded"
-        assert pool.block_hidden is not None, "drafts need block_hidden"
         assert pool.block_size >= model.draft_head.num_layers, (
             "slots at the end of a block have no pair in some layer"
         )
@@ -62,7 +83,11 @@ class MtpDrafter:
         self._pool = pool
         self._rows = rows
         self._width = max_depth + 1  # the most pairs that the first pass of a round consumes
-        self._block_hidden = pool.block_hidden
+        self._block_hidden = pool.drafter[BLOCK_HIDDEN]
+        self._pending_hidden = pool.drafter[PENDING_HIDDEN]
+        # By layer but the last; empty for one layer.
+        self._block_carries = pool.drafter[BLOCK_CARRIES].unbind(1) if BLOCK_CARRIES in pool.drafter else ()
+        self._carries = pool.drafter[CARRIES].unbind(1) if CARRIES in pool.drafter else ()
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots
@@ -80,7 +105,7 @@ class MtpDrafter:
         # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
         pending = slice(0, self._width)
         window = open_drafts(state, rows.pending_tokens[:, pending], rows.pending_counts, 0, size)
-        inputs, hidden = inputs_of(window, rows.granted_block_ids), rows.pending_hidden[:, pending]
+        inputs, hidden = inputs_of(window, rows.granted_block_ids), self._pending_states(rows, pending)
         carries = head.draft(inputs, hidden.flatten(0, 1), pool)
         carry = carries.index_select(0, window.last_places)
         self._pick(rows, carry, window.next_positions, drafts, 0)
@@ -101,35 +126,33 @@ class MtpDrafter:
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
         """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does
         not exist."""
-        rows, inputs = self._rows, prompts.inputs
+        inputs, ids = prompts.inputs, self._rows.state_ids.index_select(0, prompts.rows)
         hidden = self._head.draft_hidden(states.last)
-        own = rows.chunk_hidden.index_select(0, prompts.rows)
+        newest = self._pending_hidden[:, 0]
+        own = newest.index_select(0, ids)
         before = torch.where((prompts.hits < 0)[:, None], own, self._block_hidden[prompts.hits])
         previous = hidden.roll(1, 0).index_copy_(0, prompts.first_places, before)
-        last = hidden.index_select(0, prompts.last_places)
-        rows.chunk_hidden.index_copy_(0, prompts.rows, last)
         # The first pair of a row that begins to decode is (the last one, the token sampled after it).
-        rows.pending_hidden[:, 0].index_copy_(0, prompts.rows, last)
-        self._pool.keep_hidden(inputs.slot_mapping, hidden)
+        newest.index_copy_(0, ids, hidden.index_select(0, prompts.last_places))
+        # What a rejected token leaves the true token overwrites; a block is published only after that.
+        self._block_hidden[self._pool.ended_blocks(inputs.slot_mapping)] = hidden
         if self._head.num_layers > 1:
             inputs = _with_host_lengths(inputs)
         first = _from_position(inputs, 1)
-        self._fill_layers(first, previous, lambda k, carries: self._advance_prompts(prompts, k, carries))
+        self._fill_layers(first, previous, lambda k, carries: self._advance_prompts(prompts, ids, k, carries))
 
     def _advance_prompts(
         self,
         prompts: PromptTokens,
+        ids: torch.Tensor,  # [n] int64: of the state of the prompts' rows
         layer: int,
         carries: torch.Tensor,  # [tokens, hidden], of layer - 1
     ) -> torch.Tensor:
         """Keeps the carries for what follows the chunks. Returns what the layer reads, [tokens, hidden]."""
-        assert self._pool.block_carries is not None, "the pool keeps no carries"
-        own, kept = self._rows.carries[:, layer - 1], self._pool.block_carries[:, layer - 1]
-        before = torch.where(
-            (prompts.hits < 0)[:, None], own.index_select(0, prompts.rows), kept[prompts.hits]
-        )
-        own.index_copy_(0, prompts.rows, carries.index_select(0, prompts.last_places))
-        self._pool.keep_carry(layer - 1, prompts.inputs.slot_mapping, carries)
+        own, kept = self._carries[layer - 1], self._block_carries[layer - 1]
+        before = torch.where((prompts.hits < 0)[:, None], own.index_select(0, ids), kept[prompts.hits])
+        own.index_copy_(0, ids, carries.index_select(0, prompts.last_places))
+        kept[self._pool.ended_blocks(prompts.inputs.slot_mapping)] = carries
         return carries.roll(1, 0).index_copy_(0, prompts.first_places, before)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
@@ -138,9 +161,10 @@ class MtpDrafter:
         store_pending_states(
             self._head.draft_hidden(states.last).view(num_rows, width, -1),
             rows.prefill_status,
+            rows.state_ids,
             window.slot_mapping,
             rows.pending_counts,
-            rows.pending_hidden,
+            self._pending_hidden,
             self._block_hidden,
             self._pool.block_size,
         )
@@ -154,8 +178,8 @@ class MtpDrafter:
             self._fill_pending(rows, num_old, slice(first, first + CAUGHT_UP_AT_ONCE))
         newest = num_old.clamp(min=0)
         rows.pending_tokens[:, :1].copy_(rows.pending_tokens.gather(1, newest))
-        index = newest[..., None].expand(-1, -1, rows.pending_hidden.shape[2])
-        rows.pending_hidden[:, :1].copy_(rows.pending_hidden.gather(1, index))
+        states = self._pending_hidden[rows.state_ids, newest[:, 0]]
+        self._pending_hidden[:, 0].index_copy_(0, rows.state_ids, states)
         rows.pending_counts.copy_(torch.where(is_live, 1, rows.pending_counts))
 
     def _fill_pending(
@@ -164,7 +188,7 @@ class MtpDrafter:
         num_old: torch.Tensor,  # [rows, 1] int64: pairs to be filled
         places: slice,
     ) -> None:
-        tokens, hidden = rows.pending_tokens[:, places], rows.pending_hidden[:, places]
+        tokens, hidden = rows.pending_tokens[:, places], self._pending_states(rows, places)
         width, size = tokens.shape[1], self._pool.block_size
         place = torch.arange(places.start, places.start + width, device=tokens.device)
         positions = rows.kv_lengths[:, None] - num_old + place
@@ -208,15 +232,21 @@ class MtpDrafter:
     ) -> torch.Tensor:
         """Keeps the carries of what is final. Returns [rows, W + 1, hidden]: the carry before each pair of
         the layer."""
-        num_rows = len(rows.last_tokens)
-        previous, own = carries.view(num_rows, -1, carries.shape[1]), rows.carries[:, layer - 1]
-        shifted = torch.cat([own[:, None], previous], dim=1)
+        num_rows, own = len(rows.last_tokens), self._carries[layer - 1]
+        previous = carries.view(num_rows, -1, carries.shape[1])
+        shifted = torch.cat([own.index_select(0, rows.state_ids)[:, None], previous], dim=1)
         pairs = len(slot_mapping) // num_rows
-        self._pool.keep_carry(layer - 1, slot_mapping, previous[:, :pairs].flatten(0, 1))
-        newest = (counts - 1).clamp(0, pairs - 1)[:, None, None].expand(-1, 1, carries.shape[1])
-        is_advanced = (rows.kv_lengths < rows.limits) & (counts > 0)
-        own.copy_(torch.where(is_advanced[:, None], previous.gather(1, newest)[:, 0], own))
+        ended = self._pool.ended_blocks(slot_mapping)
+        self._block_carries[layer - 1][ended] = previous[:, :pairs].flatten(0, 1)
+        # What stands before the first pair that is not final; where none is, what stood there.
+        num_final = torch.where(rows.kv_lengths < rows.limits, counts.clamp(0, pairs), 0)
+        index = num_final[:, None, None].expand(-1, 1, carries.shape[1])
+        own.index_copy_(0, rows.state_ids, shifted.gather(1, index)[:, 0])
         return shifted
+
+    def _pending_states(self, rows: RowTensors, places: slice) -> torch.Tensor:
+        """Returns [rows, places, hidden]: the hidden states of the pending pairs in these places."""
+        return self._pending_hidden[:, places].index_select(0, rows.state_ids)
 
     def _with_drafts(
         self,

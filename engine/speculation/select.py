@@ -75,17 +75,12 @@ def reads_draft_head(config: EngineConfig) -> bool:
 
 def drafter_state(config: EngineConfig, model: CausalLM) -> tuple[StateSpec, ...]:
     """Declares what the drafter keeps by block and by row. The configuration names its drafter."""
-    return ngram_state() if config.drafter == "ngram" else mtp_state(model)
+    return ngram_state() if config.drafter == "ngram" else mtp_state(model, max_pending(config))
 
 
 def max_pending(config: EngineConfig) -> int:
     """Returns the most pairs of a row that its drafter has not seen. The configuration names its drafter."""
     return max(config.depth + 1, MAX_PENDING if reads_draft_head(config) else 0)
-
-
-def num_carries(model: CausalLM) -> int:
-    """Returns the number of hidden states that a row carries from one MTP layer to the next."""
-    return 0 if model.draft_head is None else model.draft_head.num_layers - 1
 
 
 def new_drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:

@@ -10,8 +10,6 @@ import torch
 from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, RowSpec, StateSpec, block_bytes
 from headway.kernels import copy_entries
 
-BLOCK_HIDDEN = "block_hidden"
-BLOCK_CARRIES = "block_carries"
 NUM_SPARE_ENTRIES = 2  # of row state: zeros, and a place for what belongs to no row
 
 
@@ -23,7 +21,7 @@ class StatePool:
         PagedSpec   [num_blocks, block_size, *shape]
         BlockSpec   [num_blocks + 1, *shape]; the last entry belongs to no block
         RowSpec     [num_rows + num_checkpoints + 2, *shape]: by state id, then by checkpoint; the entry
-                    before the last is zero, the last belongs to no row
+                    before the last is zero, the last belongs to no row; scratch: [num_rows, *shape]
     Layers with equal specs share one allocation.
     """
 
@@ -73,20 +71,6 @@ class StatePool:
         """The tensors of the drafter by name."""
         return self._states[-1]
 
-    @property
-    def block_hidden(self) -> torch.Tensor | None:
-        """The hidden state of each block's last token, [num_blocks + 1, hidden], if the drafter reads it.
-
-        The first pair after a prefix hit is formed with it.
-        """
-        return self.drafter.get(BLOCK_HIDDEN)
-
-    @property
-    def block_carries(self) -> torch.Tensor | None:
-        """The carries of every draft layer but the last at each block's last token, [num_blocks + 1, layers -
-        1, hidden], if there is more than one layer."""
-        return self.drafter.get(BLOCK_CARRIES)
-
     def block_bytes(self) -> int:
         """Returns the bytes that one block takes in all layers."""
         return block_bytes(self._specs, self.block_size)
@@ -114,8 +98,8 @@ class StatePool:
 
     @property
     def has_row_state(self) -> bool:
-        """Returns whether a layer or the drafter keeps state by row."""
-        return any(isinstance(spec, RowSpec) for spec in self._memory)
+        """Returns whether a layer or the drafter keeps state by row that checkpoints hold."""
+        return bool(self._memory_of_rows())
 
     def start_rows(
         self,
@@ -143,35 +127,20 @@ class StatePool:
         self._copy_rows(state_ids, checkpoints + self.num_rows)
 
     def _copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        for spec, memory in self._memory.items():
-            if isinstance(spec, RowSpec):
-                copy_entries(memory, sources, targets)
+        for memory in self._memory_of_rows():
+            copy_entries(memory, sources, targets)
 
-    def keep_hidden(
+    def _memory_of_rows(self) -> list[torch.Tensor]:
+        """Returns what checkpoints hold, [layers, entries, ...] each."""
+        kept = self._memory.items()
+        return [memory for spec, memory in kept if isinstance(spec, RowSpec) and not spec.is_scratch]
+
+    def ended_blocks(
         self,
         slot_mapping: torch.Tensor,  # [n] int64: block id * block size + offset; -1: not in the cache
-        states: torch.Tensor,  # [n, hidden_size]
-    ) -> None:
-        """Stores the states of tokens that end a block in `block_hidden`.
-
-        A rejected token leaves a state that the true token overwrites; a block is published only after that.
-        """
-        if self.block_hidden is not None:
-            self.block_hidden[self._ended_blocks(slot_mapping)] = states
-
-    def keep_carry(
-        self,
-        layer: int,
-        slot_mapping: torch.Tensor,  # [n] int64, as in `keep_hidden`
-        carry: torch.Tensor,  # [n, hidden_size], of this draft layer, which is not the last
-    ) -> None:
-        """Stores the carries at tokens that end a block in `block_carries`."""
-        assert self.block_carries is not None, "one draft layer leaves no carry to be kept"
-        self.block_carries[self._ended_blocks(slot_mapping), layer] = carry
-
-    def _ended_blocks(self, slot_mapping: torch.Tensor) -> torch.Tensor:
-        """Returns the block that each slot ends; the last entry, which belongs to no block, for other
-        slots."""
+    ) -> torch.Tensor:
+        """Returns [n] int64: the block that each slot ends; for other slots the last entry of a BlockSpec,
+        which belongs to no block."""
         ends_block = slot_mapping % self.block_size == self.block_size - 1
         # -1 // size is -1, the last entry, too.
         return torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)
@@ -180,5 +149,6 @@ class StatePool:
         if isinstance(spec, BlockSpec):
             return self.num_blocks + 1, *spec.shape
         if isinstance(spec, RowSpec):
-            return self.num_rows + self.num_checkpoints + NUM_SPARE_ENTRIES, *spec.shape
+            num_others = 0 if spec.is_scratch else self.num_checkpoints + NUM_SPARE_ENTRIES
+            return self.num_rows + num_others, *spec.shape
         return self.num_blocks, self.block_size, *spec.shape

@@ -17,12 +17,10 @@ from headway.kernels import LogitsProcessorState, RowState
 
 class RowSizes(NamedTuple):
     """Sizes that the shapes of columns depend on. pending: the most pairs of a row that the drafter has not
-    seen. carries: the draft layers whose carry the next layer reads."""
+    seen."""
 
     max_blocks: int
     pending: int
-    hidden_size: int
-    carries: int
 
 
 def _scalar(sizes: RowSizes) -> tuple[int, ...]:
@@ -33,12 +31,12 @@ def _scalar(sizes: RowSizes) -> tuple[int, ...]:
 class Column:
     """One tensor, with a value or a vector or matrix of values for each row.
 
-    shape: of one row's values. dtype: None for the model's. source: the value of a row that a request takes;
+    shape: of one row's values. source: the value of a row that a request takes;
     None: kernels write it. released: the value of a row that becomes padding; None: it keeps what it has.
     """
 
     shape: Callable[[RowSizes], tuple[int, ...]] = _scalar
-    dtype: torch.dtype | None = torch.int64
+    dtype: torch.dtype = torch.int64
     fill: float = 0
     source: Callable[[RowSetup], float] | None = None
     released: float | None = None
@@ -58,7 +56,8 @@ class RowTensors:
     A row with kv_lengths >= limits is padding: rounds neither change it nor count it. kv_lengths counts
     tokens in the KV cache (L); last_tokens is t_L, the first token not in it. Pending pairs are (h_{i-1},
     t_i) for i in L - pending_counts + 1 .. L, from the first place on: what the drafter has not seen. A round
-    with drafts consumes them and leaves its own; a round without drafts appends one.
+    with drafts consumes them and leaves its own; a round without drafts appends one. The tokens t_i stand
+    here, what a drafter keeps beside them is state of its own, by state id.
     """
 
     last_tokens: Annotated[torch.Tensor, Column()]  # [N] int64
@@ -91,15 +90,7 @@ class RowTensors:
     min_p: Annotated[torch.Tensor, Column(dtype=torch.float32, source=lambda s: s.sampling.min_p)]  # [N]
     seeds: Annotated[torch.Tensor, Column(source=_seed)]  # [N] int64
     pending_tokens: Annotated[torch.Tensor, Column(lambda sizes: (sizes.pending,))]  # [N, max_pending] int64
-    pending_hidden: Annotated[
-        torch.Tensor, Column(lambda sizes: (sizes.pending, sizes.hidden_size), dtype=None)
-    ]
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
-    # [N, hidden]: the drafter's input state of a prefill's last computed token
-    chunk_hidden: Annotated[torch.Tensor, Column(lambda sizes: (sizes.hidden_size,), dtype=None)]
-    # [N, layers - 1, hidden]: the carry of each draft layer but the last at the last slot before the first
-    # pending pair's
-    carries: Annotated[torch.Tensor, Column(lambda sizes: (sizes.carries, sizes.hidden_size), dtype=None)]
     adjustments: LogitsProcessorState | None = (
         None  # of the same rows, while any of them uses some; not its memory
     )
@@ -111,18 +102,13 @@ class RowTensors:
         *,
         max_blocks: int,
         max_pending: int,
-        hidden_size: int,
-        dtype: torch.dtype,
         device: torch.device,
-        num_carries: int = 0,
     ) -> RowTensors:
         """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave
-        pairs pending. num_carries: the draft layers less one. dtype: the model's, for hidden states."""
-        sizes = RowSizes(max_blocks, max_pending, hidden_size, num_carries)
+        pairs pending."""
+        sizes = RowSizes(max_blocks, max_pending)
         tensors = {
-            name: torch.full(
-                (num_rows, *column.shape(sizes)), column.fill, dtype=column.dtype or dtype, device=device
-            )
+            name: torch.full((num_rows, *column.shape(sizes)), column.fill, dtype=column.dtype, device=device)
             for name, column in _COLUMNS.items()
         }
         # Counted on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy for a

@@ -42,12 +42,16 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """One entry for each row of the table, addressed by `RowTensors.state_ids`: compaction never moves it. It
-    is zero when a request without a prefix hit gets the row."""
+    """One entry for each row of the table, addressed by `RowTensors.state_ids`: compaction never moves it.
+
+    It is zero, or a checkpoint's, when a request gets the row. is_scratch: it is neither, for whoever reads
+    it has written it for the same request; no checkpoint holds it.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    is_scratch: bool = False
 
     def block_bytes(self, block_size: int) -> int:
         """Returns 0, because blocks hold nothing of it."""
@@ -68,8 +72,18 @@ def block_bytes(layers: Iterable[tuple[StateSpec, ...]], block_size: int) -> int
 
 
 def row_bytes(layers: Iterable[tuple[StateSpec, ...]]) -> int:
-    """Returns the bytes of one row over all these layers."""
-    return sum(spec.row_bytes() for specs in layers for spec in specs if isinstance(spec, RowSpec))
+    """Returns the bytes of one row over all these layers, as many as a checkpoint has: no scratch."""
+    return _bytes_of_rows(layers, is_scratch=False)
+
+
+def scratch_bytes(layers: Iterable[tuple[StateSpec, ...]]) -> int:
+    """Returns the bytes of one row's scratch over all these layers."""
+    return _bytes_of_rows(layers, is_scratch=True)
+
+
+def _bytes_of_rows(layers: Iterable[tuple[StateSpec, ...]], *, is_scratch: bool) -> int:
+    kept = (spec for specs in layers for spec in specs if isinstance(spec, RowSpec))
+    return sum(spec.row_bytes() for spec in kept if spec.is_scratch == is_scratch)
 
 
 def _entry_bytes(spec: StateSpec) -> int:

@@ -22,6 +22,7 @@ from headway.kernels.runtime._triton import (
 def _keep_kernel(
     state_ptr: tl.tensor,
     prefill_ptr: tl.tensor,
+    state_id_ptr: tl.tensor,
     slot_ptr: tl.tensor,
     count_ptr: tl.tensor,
     pending_ptr: tl.tensor,
@@ -30,7 +31,6 @@ def _keep_kernel(
     hidden: tl.tensor,
     pending_stride: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
-    HAS_BLOCKS: tl.constexpr,
     APPENDS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -47,21 +47,22 @@ def _keep_kernel(
     is_live = tl.load(prefill_ptr + row) == 0
     if APPENDS:
         place = tl.maximum(tl.load(count_ptr + row) - 1, 0)
-    tl.store(pending_ptr + row * pending_stride + place * hidden + column, state, mask=is_inside & is_live)
-    if HAS_BLOCKS:
-        slot = tl.load(slot_ptr + token)
-        ends_block = (slot >= 0) & (slot % BLOCK_SIZE == BLOCK_SIZE - 1)
-        kept_ptr = block_hidden_ptr + slot // BLOCK_SIZE * hidden + column
-        tl.store(kept_ptr, state, mask=is_inside & ends_block)
+    entry = tl.load(state_id_ptr + row)
+    tl.store(pending_ptr + entry * pending_stride + place * hidden + column, state, mask=is_inside & is_live)
+    slot = tl.load(slot_ptr + token)
+    ends_block = (slot >= 0) & (slot % BLOCK_SIZE == BLOCK_SIZE - 1)
+    kept_ptr = block_hidden_ptr + slot // BLOCK_SIZE * hidden + column
+    tl.store(kept_ptr, state, mask=is_inside & ends_block)
 
 
 def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
     prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
+    state_ids: torch.Tensor,  # [N] int64: the row's entry of pending_hidden, each another
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
     pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` left them
-    pending_hidden: torch.Tensor,  # [N, >= S + 1, hidden], written
-    block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
+    pending_hidden: torch.Tensor,  # [entries, >= S + 1, hidden], written
+    block_hidden: torch.Tensor,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
     """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
@@ -73,6 +74,7 @@ def store_pending_states(
         store_pending_states_twin(
             states,
             prefill_status,
+            state_ids,
             slot_mapping,
             pending_counts,
             pending_hidden,
@@ -81,15 +83,14 @@ def store_pending_states(
         )
         return
     rows, window, hidden = states.shape
-    blocks = states if block_hidden is None else block_hidden
-    check_dense(states, prefill_status, slot_mapping, pending_counts, blocks)
+    check_dense(states, prefill_status, state_ids, slot_mapping, pending_counts, block_hidden)
     assert pending_hidden.shape[1] >= window, (tuple(pending_hidden.shape), window)
     assert pending_hidden.stride()[1:] == (hidden, 1), pending_hidden.stride()
     if rows > 0:
         overlaps, launch = overlap(states.device)
         block = power_of_two(hidden)
         _keep_kernel[(rows * window,)](
-            states, prefill_status, slot_mapping, pending_counts, pending_hidden, blocks, window, hidden, pending_hidden.stride(0),
-            BLOCK_SIZE=block_size_tokens, HAS_BLOCKS=block_hidden is not None, APPENDS=window == 1, BLOCK=block, OVERLAPS=overlaps,
+            states, prefill_status, state_ids, slot_mapping, pending_counts, pending_hidden, block_hidden, window, hidden,
+            pending_hidden.stride(0), BLOCK_SIZE=block_size_tokens, APPENDS=window == 1, BLOCK=block, OVERLAPS=overlaps,
             num_warps=warps_of(block), **launch,
         )  # fmt: skip

@@ -17,10 +17,10 @@ from scipy.stats import chisquare
 from headway.engine.execution.step import StepContext, run_step
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs
-from headway.engine.speculation.mtp import MtpDrafter
-from headway.engine.state.pool import BLOCK_HIDDEN, StatePool
+from headway.engine.speculation.mtp import BLOCK_HIDDEN, PENDING_HIDDEN, MtpDrafter
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
-from headway.engine.state.specs import BlockSpec
+from headway.engine.state.specs import BlockSpec, RowSpec
 
 VOCAB = 8
 DEPTH = 3
@@ -87,9 +87,7 @@ def new_rows(
 ) -> tuple[RowTensors, StatePool]:
     """Rows that stand at POSITION with START as the last token and one pending pair."""
     cpu = torch.device("cpu")
-    rows = RowTensors.allocate(
-        num_rows, max_blocks=1, max_pending=DEPTH + 1, hidden_size=VOCAB, dtype=torch.float32, device=cpu
-    )
+    rows = RowTensors.allocate(num_rows, max_blocks=1, max_pending=DEPTH + 1, device=cpu)
     rows.last_tokens.fill_(START)
     rows.pending_tokens[:, 0] = START
     rows.pending_counts.fill_(1)
@@ -104,8 +102,11 @@ def new_rows(
     rows.temperatures.fill_(temperature)
     rows.top_p.fill_(top_p)
     rows.seeds.copy_(torch.arange(first_seed, first_seed + num_rows))
-    kept = (BlockSpec(BLOCK_HIDDEN, (VOCAB,), torch.float32),)
-    pool = StatePool((), kept, num_blocks=1, block_size=16, device=cpu)
+    kept = (
+        BlockSpec(BLOCK_HIDDEN, (VOCAB,), torch.float32),
+        RowSpec(PENDING_HIDDEN, (DEPTH + 1, VOCAB), torch.float32, is_scratch=True),
+    )
+    pool = StatePool((), kept, num_blocks=1, num_rows=num_rows, block_size=16, device=cpu)
     return rows, pool
 
 

@@ -28,7 +28,7 @@ from headway.engine.scheduling.plan import Plan
 from headway.engine.speculation.mtp import MtpDrafter, mtp_state
 from headway.engine.speculation.ngram import NgramDrafter, ngram_state
 from headway.engine.state.pool import StatePool
-from headway.engine.state.specs import block_bytes
+from headway.engine.state.specs import RowSpec, block_bytes
 
 # Text of this model hardly ever repeats itself, so that n-grams need more rounds to be watched as often.
 ROUNDS, LONG_ROUNDS, GPU_ROUNDS = {"mtp": 200, "ngram": 300}, 2000, 10_000
@@ -48,8 +48,9 @@ class Watch:
         is_ngram = engine.info.drafter == "ngram"
         pool = StatePool(
             model.state(),
-            ngram_state() if is_ngram else mtp_state(model),
+            ngram_state() if is_ngram else mtp_state(model, runner.slots.pending_tokens.shape[1]),
             num_blocks=num_blocks + GUARD_BLOCKS,
+            num_rows=old.num_rows,
             block_size=BLOCK,
             device=model.device,
         )
@@ -95,6 +96,12 @@ class Watch:
         """Everything that is stored by row."""
         slots = {name: t for name, t in self.runner.slots.tensors().items() if name not in SCRATCH}
         tensors = slots | self.runner.adjustments.first(len(slots["limits"])).tensors()
+        of_rows = {
+            spec.name: tensor
+            for spec, tensor in self.runner.pool._memory.items()
+            if isinstance(spec, RowSpec)
+        }
+        tensors |= {name: tensor[0, slots["state_ids"]] for name, tensor in of_rows.items()}
         return {name: bits(tensor) for name, tensor in tensors.items()}
 
     def live_rows(self, plan: Plan) -> dict[int, int]:
@@ -231,5 +238,5 @@ def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
     """With memory for that many blocks."""
     is_ngram = config.drafter == "ngram"
     model = load(Path(config.model_path), dtype=config.dtype, with_draft_head=not is_ngram)
-    size = block_bytes((*model.state(), ngram_state() if is_ngram else mtp_state(model)), BLOCK)
+    size = block_bytes((*model.state(), ngram_state() if is_ngram else mtp_state(model, 1)), BLOCK)
     return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * size)

@@ -718,21 +718,16 @@ CASES = [
                 Case(
                     "store_pending_states",
                     "_keep_kernel",
-                    pointers("state pending block_hidden", kind) | pointers("prefill slot count"),
+                    pointers("state pending block_hidden", kind) | pointers("prefill state_id slot count"),
                     {
                         "BLOCK_SIZE": 16,
-                        "HAS_BLOCKS": has_blocks,
                         "APPENDS": appends,
                         "BLOCK": block,
                         "OVERLAPS": True,
                     },
                     num_warps=warps_of(block),
                 )
-                for has_blocks, appends, block in (
-                    (False, False, 1024),
-                    (True, True, 8192),
-                    (True, False, 8192),
-                )
+                for appends, block in ((False, 1024), (True, 8192), (False, 8192))
             ),
             *(
                 Case(

@@ -8,10 +8,11 @@ import torch
 def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
     prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
+    state_ids: torch.Tensor,  # [N] int64: the row's entry of pending_hidden, each another
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
     pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` left them
-    pending_hidden: torch.Tensor,  # [N, >= S + 1, hidden], written
-    block_hidden: torch.Tensor | None,  # [num_blocks + 1, hidden], written; the last belongs to no block
+    pending_hidden: torch.Tensor,  # [entries, >= S + 1, hidden], written
+    block_hidden: torch.Tensor,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
     """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
@@ -19,14 +20,13 @@ def store_pending_states(
     They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is
     pending.
     """
-    num_rows, width, hidden = states.shape
+    num_rows, width, _ = states.shape
     places = torch.arange(width, device=states.device).expand(num_rows, width)
     if width == 1:
         places = (pending_counts - 1).clamp(0, pending_hidden.shape[1] - 1)[:, None]
-    index = places[..., None].expand(-1, -1, hidden)
     is_live = (prefill_status == 0)[:, None, None]
-    pending_hidden.scatter_(1, index, torch.where(is_live, states, pending_hidden.gather(1, index)))
-    if block_hidden is not None:
-        ends_block = slot_mapping % block_size_tokens == block_size_tokens - 1
-        block_ids = torch.where(ends_block, slot_mapping // block_size_tokens, len(block_hidden) - 1)
-        block_hidden[block_ids] = states  # -1 // size is -1, the last entry
+    entries = state_ids[:, None]
+    pending_hidden[entries, places] = torch.where(is_live, states, pending_hidden[entries, places])
+    ends_block = slot_mapping % block_size_tokens == block_size_tokens - 1
+    block_ids = torch.where(ends_block, slot_mapping // block_size_tokens, len(block_hidden) - 1)
+    block_hidden[block_ids] = states  # -1 // size is -1, the last entry

@@ -27,9 +27,7 @@ def batches_of(
 ) -> tuple[QueryBatch, ...]:
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
-    slots = RowTensors.allocate(
-        len(chunks), max_blocks=MAX_BLOCKS, max_pending=1, hidden_size=1, dtype=torch.float32, device=cpu
-    )
+    slots = RowTensors.allocate(len(chunks), max_blocks=MAX_BLOCKS, max_pending=1, device=cpu)
     slots.granted_block_ids.copy_(torch.arange(len(chunks) * MAX_BLOCKS).view(-1, MAX_BLOCKS))
     made = [
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)

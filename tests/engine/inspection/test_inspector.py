@@ -31,6 +31,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.inspection import Inspection, InspectionRequest, LayerGroup
 from headway.engine.state.memory import num_kv_blocks
+from headway.engine.state.specs import RowSpec
 
 GIB = 1 << 30
 NORM, HEAD_INPUT = "model.norm.weight", "model.mtp_layers.0.input_proj.weight"
@@ -60,7 +61,9 @@ def assert_agreement(folder: Path, **changes: object) -> None:
     assert found.draft_head.is_loaded == engine.info.has_draft_head
     assert found.memory is not None
     pool, masks = engine.runner.pool, engine.runner.masks.all
-    tables = [*engine.runner.slots.tensors().values(), masks.entries, masks.allowed]
+    of_rows = {spec: memory for spec, memory in pool._memory.items() if isinstance(spec, RowSpec)}
+    scratch = [memory for spec, memory in of_rows.items() if spec.is_scratch]
+    tables = [*engine.runner.slots.tensors().values(), *scratch, masks.entries, masks.allowed]
     assert found.memory.block_bytes == pool.block_bytes() == found.memory.token_bytes * pool.block_size
     assert found.memory.rows_bytes == sum(table.nbytes for table in tables)
     assert found.memory.weights_bytes == engine.info.weights_bytes

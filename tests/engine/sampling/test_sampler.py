@@ -17,9 +17,7 @@ ADJUSTED = SamplingParams(temperature=0.8, presence_penalty=0.5, logit_bias={3: 
 
 def rows_of(num_rows: int, device: torch.device) -> RowTensors:
     """Sampled rows, of which every second has top-p and every fourth min-p."""
-    rows = RowTensors.allocate(
-        num_rows, max_blocks=1, max_pending=1, hidden_size=8, dtype=torch.float32, device=device
-    )
+    rows = RowTensors.allocate(num_rows, max_blocks=1, max_pending=1, device=device)
     rows.temperatures.fill_(0.8)
     rows.seeds.copy_(torch.arange(num_rows))
     rows.top_p[::2] = 0.9

@@ -13,7 +13,7 @@ from headway_testing.local import LocalEngine, Output
 
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.engine.speculation.mtp import MtpDrafter
+from headway.engine.speculation.mtp import BLOCK_CARRIES, BLOCK_HIDDEN, MtpDrafter
 from headway.engine.state.row_tensors import RowTensors
 
 VOCAB, BLOCK, DEPTH = 128, 16, 3
@@ -116,7 +116,8 @@ def published(engine: LocalEngine) -> dict[bytes, list[torch.Tensor]]:
     assert spec.draft_head is not None
     first = len(spec.layers)
     layers = [pool.layer(index) for index in range(first, first + spec.draft_head.num_layers)]
-    kept = [tensor for state in (*layers, pool.drafter) for tensor in state.values()]
+    kept = [tensor for state in layers for tensor in state.values()]
+    kept += [pool.drafter[name] for name in (BLOCK_HIDDEN, BLOCK_CARRIES) if name in pool.drafter]
     return {
         blocks._keys[i]: [tensor[i].clone() for tensor in kept]
         for i in range(pool.num_blocks)

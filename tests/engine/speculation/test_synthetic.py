@@ -28,8 +28,6 @@ def table(seeds: torch.Tensor) -> RowTensors:
         len(seeds),
         max_blocks=1,
         max_pending=1,
-        hidden_size=1,
-        dtype=torch.float32,
         device=torch.device("cpu"),
     )
     rows.seeds.copy_(seeds)

@@ -143,8 +143,10 @@ def test_a_block_holds_keys_values_and_a_state_for_the_head(
 ) -> None:
     """2 x 3 or, with the head's, 4 layers x 16 tokens x 2 heads x 16 x 2 bytes; 48 x 2 bytes."""
     model = load(random_mimo(tmp_path), dtype="bfloat16", with_draft_head=has_draft_head)
-    pool = StatePool(model.state(), mtp_state(model), num_blocks=5, block_size=16, device=torch.device("cpu"))
-    assert pool.block_bytes() == block_bytes((*model.state(), mtp_state(model)), 16) == wanted
+    pool = StatePool(
+        model.state(), mtp_state(model, 1), num_blocks=5, block_size=16, device=torch.device("cpu")
+    )
+    assert pool.block_bytes() == block_bytes((*model.state(), mtp_state(model, 1)), 16) == wanted
     assert sum(tensor.nbytes for tensor in pool.by_block()) == 5 * wanted
 
 

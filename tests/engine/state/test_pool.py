@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.engine.state.pool import StatePool
-from headway.engine.state.specs import PagedSpec, RowSpec, block_bytes, row_bytes
+from headway.engine.state.specs import PagedSpec, RowSpec, block_bytes, row_bytes, scratch_bytes
 
 SUM = RowSpec("sum", (4,), torch.float64)
 KEYS = PagedSpec("keys", (1, 8), torch.float32)
@@ -62,3 +62,25 @@ def test_checkpoints_give_back_the_state_that_they_were_made_of() -> None:
     pool.start_rows(torch.tensor([0, 1, 2]), torch.tensor([1, -1, 0]))
     for tensor, old in zip(sums, before, strict=True):
         assert torch.equal(tensor[:3], torch.stack([old[2], torch.zeros(4, dtype=torch.float64), old[0]]))
+
+
+def test_scratch_of_rows_is_neither_zeroed_nor_copied_nor_part_of_a_checkpoint() -> None:
+    scratch = RowSpec("scratch", (2,), torch.float32, is_scratch=True)
+    pool = StatePool(
+        [(SUM,)],
+        (scratch,),
+        num_blocks=5,
+        num_rows=3,
+        num_checkpoints=2,
+        block_size=16,
+        device=torch.device("cpu"),
+    )
+    kept = pool.drafter["scratch"]
+    before = kept.copy_(torch.arange(6).view(3, 2)).clone()
+    pool.save_rows(torch.tensor([2, 0]), torch.tensor([1, 0]))
+    pool.start_rows(torch.tensor([0, 1, 2]), torch.tensor([1, -1, 0]))
+    assert torch.equal(kept, before)
+    assert (row_bytes([(SUM, scratch)]), scratch_bytes([(SUM, scratch)])) == (4 * 8, 2 * 4)
+    assert not StatePool(
+        (), (scratch,), num_blocks=1, num_rows=1, block_size=16, device=kept.device
+    ).has_row_state

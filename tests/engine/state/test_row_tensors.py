@@ -19,9 +19,7 @@ PADDING = {"kv_lengths": 0, "limits": 0, "kv_block_ids": -1, "granted_block_ids"
 
 
 def rows(num_rows: int) -> RowTensors:
-    return RowTensors.allocate(
-        num_rows, max_blocks=3, max_pending=3, hidden_size=4, dtype=torch.float64, device=CPU
-    )
+    return RowTensors.allocate(num_rows, max_blocks=3, max_pending=3, device=CPU)
 
 
 def test_a_row_that_is_set_up_has_the_numbers_of_its_request_and_no_other_row_changes() -> None:
@@ -58,8 +56,7 @@ def test_first_rows_share_their_memory_and_kernels_get_them_by_name() -> None:
     some.kv_lengths.fill_(5)
     assert table.kv_lengths.tolist() == [5, 5, 0, 0]
     assert some.state().kv_lengths.data_ptr() == table.kv_lengths.data_ptr()
-    assert table.pending_hidden.shape == (4, 3, 4)
-    assert table.pending_hidden.dtype == torch.float64
+    assert table.pending_tokens.shape == (4, 3)
 
 
 def test_state_ids_stay_a_permutation_and_lead_to_the_same_state_after_any_moves() -> None:

@@ -19,10 +19,9 @@ ROWS: dict[str, list[list[int] | None]] = {
 
 
 @pytest.mark.parametrize("hidden", [64, 200])
-@pytest.mark.parametrize("has_blocks", [True, False], ids=["blocks", "no-blocks"])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_live_rows_and_ended_blocks_keep_states(
-    rows: list[list[int] | None], has_blocks: bool, hidden: int, device: torch.device
+    rows: list[list[int] | None], hidden: int, device: torch.device
 ) -> None:
     window = max((len(slots) for slots in rows if slots), default=2)
     generator = torch.Generator().manual_seed(hidden + len(rows))
@@ -30,6 +29,7 @@ def test_live_rows_and_ended_blocks_keep_states(
     status = torch.tensor([int(slots is None) for slots in rows], dtype=torch.int64, device=device)
     given = [slots or [-1] * window for slots in rows]
     slots = torch.tensor(given, dtype=torch.int64, device=device).view(len(rows), window)
+    ids = torch.randperm(len(rows) + 2, generator=generator)[: len(rows)].to(device)
     table = torch.randn(len(rows) + 2, MAX_WINDOW, hidden, generator=generator).to(device)
     blocks = torch.randn(BLOCKS + 1, hidden, generator=generator).to(device)
     counts = torch.arange(1, len(rows) + 1, device=device).clamp(max=MAX_WINDOW)
@@ -37,11 +37,9 @@ def test_live_rows_and_ended_blocks_keep_states(
     expected_table, expected_blocks = table.clone(), blocks.clone()
     for row, of_row in enumerate(rows):
         for place, slot in enumerate(of_row or []):
-            expected_table[row, place if window > 1 else counts[row] - 1] = states[row, place]
-            if has_blocks and slot >= 0 and slot % BLOCK_SIZE == BLOCK_SIZE - 1:
+            expected_table[ids[row], place if window > 1 else counts[row] - 1] = states[row, place]
+            if slot >= 0 and slot % BLOCK_SIZE == BLOCK_SIZE - 1:
                 expected_blocks[slot // BLOCK_SIZE] = states[row, place]
-    store_pending_states(
-        states, status, slots, counts, table[: len(rows)], blocks if has_blocks else None, BLOCK_SIZE
-    )
+    store_pending_states(states, status, ids, slots, counts, table, blocks, BLOCK_SIZE)
     assert torch.equal(table, expected_table)
     assert torch.equal(blocks[:-1], expected_blocks[:-1])

@@ -39,7 +39,7 @@ class PagedSequences:
         self.block_size = block_size
         self.pool = StatePool(
             model.state(),
-            mtp_state(model),
+            mtp_state(model, 1),
             num_blocks=num_rows * per_row,
             num_rows=num_rows,
             block_size=block_size,

@@ -19,7 +19,7 @@ KEPT = {"limits", "state_ids", "granted_block_ids", "kv_block_ids", "is_used"}
 
 class PoisoningRunner:
     """A runner whose free rows hold NaN, huge integers and adjustments of others, in the state of recurrent
-    layers, too, and whose free blocks and checkpoints hold NaN and huge integers.
+    layers and of the drafter, too, and whose free blocks and checkpoints hold NaN and huge integers.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
     """
@@ -58,10 +58,11 @@ class PoisoningRunner:
                 tensor.index_fill_(0, places, rubbish_of(tensor))
         free = [] if self._checkpoints is None else self._checkpoints._free
         checkpoints = torch.tensor(free, dtype=torch.int64, device=places.device) + num_rows
-        state_ids = torch.cat([slots.state_ids[places], checkpoints])
+        state_ids = slots.state_ids[places]
         for spec, memory in self._runner.pool._memory.items():
             if isinstance(spec, RowSpec):
-                memory.index_fill_(1, state_ids, rubbish_of(memory))
+                entries = state_ids if spec.is_scratch else torch.cat([state_ids, checkpoints])
+                memory.index_fill_(1, entries, rubbish_of(memory))
         for name, tensor in self._runner.adjustments.first(num_rows).tensors().items():
             if name not in KEPT:  # token ids of an earlier request: any, but of the vocabulary
                 tensor.index_fill_(0, places, rubbish_of(tensor) if tensor.is_floating_point() else 1)
