@@ -14,6 +14,7 @@ from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.specs import block_bytes, row_bytes
+from headway.engine.state.transfer import wait_for
 from headway.kernels import most_screened_rows, stream_read
 
 GPU_READ_BYTES, CPU_READ_BYTES = 4 << 30, 256 << 20  # far more than a cache holds
@@ -124,15 +125,10 @@ def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
     work()  # compiles and warms up
     times = []
     for _ in range(NUM_TRIES):
-        _wait_for(device)
+        wait_for(device)
         started = time.perf_counter()
         for _ in range(NUM_CALLS):
             work()
-        _wait_for(device)
+        wait_for(device)
         times.append((time.perf_counter() - started) / NUM_CALLS)
     return min(times)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -31,10 +31,12 @@ logger = logging.getLogger(__name__)
 class GraphMemory:
     """The pool that graphs share, and the stream on which they are captured."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """device: a GPU, with its index."""
         self.reserve_bytes = 0
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.Stream(device="cuda")
+        self._stream = torch.Stream(device=device)
         self._rehearsed: list[torch.cuda.CUDAGraph] | None = None
 
     @property
@@ -53,13 +55,13 @@ class GraphMemory:
         own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
         blocks = [b["size"] for s in own for b in s["blocks"] if b["state"] == "inactive"]
         missing = num_bytes - max(blocks, default=0)
-        return available_bytes(torch.device("cuda")) - max(missing, 0) >= self.reserve_bytes
+        return available_bytes(self._device) - max(missing, 0) >= self.reserve_bytes
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """While it lasts graphs are captured to be thrown away, in memory that is given back at its end."""
         with self._stream:
-            one = torch.ones(1, 1, device="cuda")
+            one = torch.ones(1, 1, device=self._device)
             one.mm(one)  # the library's memory for this stream, which stays
         self._rehearsed = []
         pool, self._pool = self._pool, torch.cuda.graph_pool_handle()

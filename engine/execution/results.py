@@ -51,7 +51,7 @@ class StepHandle:
         self._prompt_logprobs = [_scores_to_host(scored) for scored in results.prompt_logprobs or ()]
         self._event: torch.Event | None = None
         if results.device.type == "cuda":
-            self._event = torch.Event(device="cuda")
+            self._event = torch.Event(device=results.device)
             self._event.record()
 
     def is_ready(self) -> bool:

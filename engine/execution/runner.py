@@ -32,7 +32,7 @@ from headway.engine.state.masks import Masks, MaskTable
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import AdjustmentTable
 from headway.engine.state.row_tensors import RowTensors
-from headway.engine.state.transfer import to_device
+from headway.engine.state.transfer import to_device, wait_for
 from headway.kernels import stamp
 
 
@@ -76,7 +76,7 @@ class Runner:
         self.graphs: GraphCache[StepKey, StepOutcome] | None = None
         memory = None
         if self.device.type == "cuda":
-            memory = GraphMemory()
+            memory = GraphMemory(self.device)
             self.graphs = GraphCache(self.launcher.launch, memory)
             self.grid = StepGrid.of(len(slots.limits), most, policy.mixed, full_depth=max_depth)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
@@ -143,16 +143,14 @@ class Runner:
     def _time_round(self, num_rows: int, depth: int) -> float:
         slot = self._ring.take(NUM_STAMPS)
         self._run(StepKey(num_rows, depth))
-        if self.device.type == "cuda":
-            torch.accelerator.synchronize()
+        wait_for(self.device)
         times = slot.read()
         return (times[END_STAMP] - times[0]) / 1e9
 
     def _time_catch_up(self, num_rows: int, _: int) -> float:
         began = time.perf_counter()
         self._catch_up(num_rows)
-        if self.device.type == "cuda":
-            torch.accelerator.synchronize()
+        wait_for(self.device)
         return time.perf_counter() - began
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Copies from the host to the device without making either wait."""
+"""Copies from the host to the device without making either wait, and waits where that is asked for."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def copy_to_device(values: Sequence[int], target: torch.Tensor) -> None:
     """Writes the values to the begin of the target, for all that is launched from now on; the rest stays."""
     host = _on_host(values, target.device, target.dtype)
     target[: len(host)].copy_(host, non_blocking=True)
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns once all that was launched on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _on_host(

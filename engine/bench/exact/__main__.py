@@ -36,6 +36,7 @@ from headway.engine.bench.settings import EMBEDDED
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.models.registry import read_model_spec
+from headway.engine.outline import wanted_device
 from headway.engine.protocol.errors import HeadwayError
 
 
@@ -98,12 +99,10 @@ def _start(settings: Settings, recorded: RecordedDrafter | None) -> Engine:
 
 
 def _recorded(settings: Settings) -> RecordedDrafter:
-    has_cuda = torch.cuda.is_available() and settings.device != "cpu"
     length = settings.input_len + settings.num_tokens + 2
     vocab_size = read_model_spec(settings.model).vocab_size
-    return RecordedDrafter(
-        settings.num_texts, length, vocab_size, torch.device("cuda" if has_cuda else "cpu")
-    )
+    device = wanted_device(settings.engine_config())
+    return RecordedDrafter(settings.num_texts, length, vocab_size, device)
 
 
 def _whole(text: Text, check: Check) -> list[int]:
