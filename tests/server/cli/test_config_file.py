@@ -74,7 +74,7 @@ def test_the_model_may_stand_in_the_file(
 
 
 def test_the_example_of_the_page_is_a_file(served: list[Served], file: Path) -> None:
-    page = Path(__file__).parents[2].joinpath("docs/running.md").read_text()
+    page = Path(__file__).parents[3].joinpath("docs/running.md").read_text()
     file.write_text(page.partition("```yaml\n")[2].partition("```")[0])
     assert cli.main(["serve", "--config", str(file)]) == 0
     ((server, source, engine),) = served
