@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from headway.server.base.field_names import FieldNames
 from headway.server.protocol.chat import ChatRequest
-from headway.server.protocol.checks import check_count, missing, require
+from headway.server.protocol.checks import missing, require
 from headway.server.protocol.tools import (
-    MAX_TOOLS,
     AllowedTools,
     NamedChoice,
     NamedFunction,
     ToolReference,
+    allowed_tools,
 )
-
-MODES = ("auto", "required")
 
 
 def with_allowed_tools(body: ChatRequest) -> tuple[ChatRequest, FieldNames]:
@@ -32,13 +32,8 @@ def with_allowed_tools(body: ChatRequest) -> tuple[ChatRequest, FieldNames]:
     is_flat = choice.allowed_tools is None
     where = "tool_choice" if is_flat else "tool_choice.allowed_tools"
     allowed = choice.allowed_tools or AllowedTools(choice.mode, choice.tools)
-    mode = allowed.mode or "auto"
-    require(mode in MODES, f"{where}.mode", repr(mode[:64]), "'auto' or 'required'")
-    if allowed.tools is None:
-        raise missing(f"{where}.tools")
-    check_count(f"{where}.tools", allowed.tools, MAX_TOOLS, "tools")
     given = [None if tool.function is None else tool.function.name for tool in body.tools or ()]
-    wanted = {_name(tool, f"{where}.tools[{i}]", given) for i, tool in enumerate(allowed.tools)}
+    mode, wanted = allowed_tools(allowed.mode, allowed.tools, where, partial(_named, given))
     kept = [i for i, name in enumerate(given) if name in wanted]
     for place, i in enumerate(kept):
         names.add(f"tools[{place}]", f"tools[{i}]")
@@ -46,11 +41,11 @@ def with_allowed_tools(body: ChatRequest) -> tuple[ChatRequest, FieldNames]:
     return replace(body, tools=tools or None, tool_choice=mode), names
 
 
-def _name(tool: ToolReference, where: str, given: list[str | None]) -> str:
+def _named(given: list[str | None], tool: ToolReference, where: str) -> list[str]:
     require(tool.type == "function", f"{where}.type", repr(tool.type[:64]), "'function'")
     name = tool.name if tool.function is None else tool.function.name
     if name is None:
         raise missing(f"{where}.function.name")
     path = f"{where}.name" if tool.function is None else f"{where}.function.name"
     require(name in given, path, repr(name[:200]), "the name of one of the tools")
-    return name
+    return [name]

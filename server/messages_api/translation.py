@@ -10,7 +10,7 @@ from headway.server.base.errors import ApiError
 from headway.server.base.field_names import FieldNames
 from headway.server.messages_api.turns import Turn, turns_of
 from headway.server.protocol.chat import ChatRequest
-from headway.server.protocol.checks import check_range, require
+from headway.server.protocol.checks import check_range, missing, require
 from headway.server.protocol.messages_api import (
     CHOICES,
     DISPLAYS,
@@ -141,7 +141,7 @@ def _tool(tool: MessagesTool, where: str) -> Tool:
         raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
     for name in ("name", "input_schema"):
         if getattr(tool, name) is None:
-            raise _missing(f"{where}.{name}")
+            raise missing(f"{where}.{name}")
     assert tool.name is not None
     return Tool("function", FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
 
@@ -162,7 +162,7 @@ def _tool_choice(body: PromptFields) -> ToolChoice | None:
     if choice.type != "tool":
         return CHOICES[choice.type]
     if choice.name is None:
-        raise _missing("tool_choice.name")
+        raise missing("tool_choice.name")
     return NamedChoice("function", NamedFunction(choice.name))
 
 
@@ -179,7 +179,7 @@ def _form(body: PromptFields) -> tuple[ResponseFormat | None, str]:
     ((path, form),) = given
     require(form.type == "json_schema", f"{path}.type", repr(form.type), "'json_schema'")
     if form.schema is None:
-        raise _missing(f"{path}.schema")
+        raise missing(f"{path}.schema")
     return ResponseFormat("json_schema", JsonSchemaFormat(schema=dict(form.schema))), path
 
 
@@ -228,7 +228,3 @@ def _check_thinking(wanted: MessagesThinking) -> None:
     check_range("thinking.budget_tokens", wanted.budget_tokens, 1, MAX_INTEGER)
     is_known = wanted.display is None or wanted.display in DISPLAYS
     require(is_known, "thinking.display", repr(wanted.display), f"one of {', '.join(DISPLAYS)}")
-
-
-def _missing(path: str) -> ApiError:
-    return ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")

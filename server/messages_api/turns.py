@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headway.server.base.errors import ApiError
 from headway.server.protocol.chat import ContentPart, Message, check_messages
-from headway.server.protocol.checks import require
+from headway.server.protocol.checks import missing, require
 from headway.server.protocol.media import MEDIA, last_question, media_line
 from headway.server.protocol.messages_api import ROLES, Content, MessagesBlock, MessagesTurn, PromptFields
 from headway.server.protocol.tools import FunctionCall, ToolCall
@@ -178,7 +178,6 @@ def _text(block: MessagesBlock, path: str) -> str:
 def _required(block: MessagesBlock, name: str, path: str) -> str:
     value = getattr(block, name)
     if value is None:
-        path = f"{path}.{name}"
-        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+        raise missing(f"{path}.{name}")
     assert isinstance(value, str)
     return value

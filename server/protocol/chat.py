@@ -12,7 +12,7 @@ from headway.engine import MAX_LOGPROBS
 from headway.server.base.conversation import Conversation
 from headway.server.base.errors import ApiError
 from headway.server.protocol import other_names
-from headway.server.protocol.checks import check_count, require
+from headway.server.protocol.checks import check_count, missing, require
 from headway.server.protocol.media import MEDIA, last_question, media_line
 from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.parameters import (
@@ -225,8 +225,7 @@ def _template_message(message: Message, where: str, *, is_question: bool) -> dic
     is_assistant = message.role == "assistant"
     must_show = _must_show(message, is_question=is_question)
     if message.content is None and not is_assistant and message.role not in RESULT_ROLES:
-        path = f"{where}.content"
-        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+        raise missing(f"{where}.content")
     content = _text(message.content or "", f"{where}.content", is_assistant=is_assistant, must_show=must_show)
     plain: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -278,10 +277,7 @@ def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool, m
             message = f"{path} is {part.type!r}; this server reads parts of type 'text' that have a text and nothing else"
             raise ApiError(message, param=path, code="unsupported_content")
         if text is None:
-            path = f"{where}[{i}].{field}"
-            raise ApiError(
-                f"{path} is missing; it is required", param=path, code="missing_required_parameter"
-            )
+            raise missing(f"{where}[{i}].{field}")
         lines.append(text)
     return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from headway.server.base.errors import ApiError
+from headway.server.protocol.checks import missing
 from headway.server.protocol.other_names import NO_VALUE, OtherNames
 from headway.server.protocol.unserved import PAGE, Group, Table
 
@@ -219,10 +220,9 @@ def _refusal(message: str) -> ApiError:
     is_entry = path.endswith("[...]")  # a value of an object whose keys are free
     path = path.replace("[...]", "")
     name = f"an entry of {path}" if is_entry else path or "the body"
-    missing = re.search(r"required field `([^`]*)`", what)
-    if missing is not None:
-        path = f"{path}.{missing[1]}" if path else missing[1]
-        return ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+    absent = re.search(r"required field `([^`]*)`", what)
+    if absent is not None:
+        return missing(f"{path}.{absent[1]}" if path else absent[1])
     types = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", what)
     if types is None:
         return ApiError(f"{name}: {what[:1].lower()}{what[1:]}", param=path or None, code="invalid_type")

@@ -4,19 +4,20 @@ conversation."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from headway.server.base.errors import ApiError
-from headway.server.protocol.checks import check_count, require
+from headway.server.protocol.checks import check_count, missing, require
 from headway.server.protocol.unserved import FUNCTION, PAGE, TOOL, Table
 
 MAX_TOOLS = 512
 MAX_TOOL_CALLS = 128  # of one message
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 CHOICES = ("none", "auto", "required")
+Reference = TypeVar("Reference")
 
 
 class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,6 +100,24 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
 
 
+def allowed_tools(
+    mode: str | None,
+    tools: Sequence[Reference] | None,
+    where: str,
+    named: Callable[[Reference, str], Collection[str]],
+) -> tuple[str, set[str]]:
+    """Returns the mode of a choice of some tools, and the names of their functions.
+
+    where: the path of the choice. named: the functions that a reference means, which gets its path, too.
+    """
+    mode = mode or "auto"
+    require(mode in ("auto", "required"), f"{where}.mode", repr(mode[:64]), "'auto' or 'required'")
+    if tools is None:
+        raise missing(f"{where}.tools")
+    check_count(f"{where}.tools", tools, MAX_TOOLS, "tools")
+    return mode, {name for i, tool in enumerate(tools) for name in named(tool, f"{where}.tools[{i}]")}
+
+
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, name: str = "tools") -> None:
     """Refuses definitions that are not those of functions, and a choice of what is not among them, each by
     its path."""
@@ -124,8 +143,7 @@ def _function_of(tool: Tool, where: str) -> FunctionDefinition:
         message = f"{where}.type is {tool.type!r}, it must be 'function': other kinds of tools are not served. See {PAGE}"
         raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
     if tool.function is None:
-        path = f"{where}.function"
-        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+        raise missing(f"{where}.function")
     return tool.function
 
 
@@ -154,8 +172,7 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
         )
         raise ApiError(message, param="tool_choice.type", code="unsupported_parameter")
     if choice.function is None:
-        path = "tool_choice.function"
-        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+        raise missing("tool_choice.function")
     told = ", ".join(names) if names else "none is given"
     name = choice.function.name
     require(
@@ -202,8 +219,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         message = f"{where}.type is {call.type!r}, it must be 'function': other kinds of calls are not served. See {PAGE}"
         raise ApiError(message, param=f"{where}.type", code="unsupported_parameter")
     if call.function is None:
-        path = f"{where}.function"
-        raise ApiError(f"{path} is missing; it is required", param=path, code="missing_required_parameter")
+        raise missing(f"{where}.function")
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
     named: dict[str, Any] = {} if call.id is None else {"id": call.id}
     return {**named, "type": "function", "function": function}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ from headway.server.protocol.tools import (
     NamedFunction,
     Tool,
     ToolChoice,
+    allowed_tools,
 )
 from headway.server.protocol.unserved import PAGE
 
@@ -113,8 +115,7 @@ def tools_of(body: ResponsesRequest, names: FieldNames) -> ResponseTools:
     found = ResponseTools()
     offer = _offer(body, found.ignored)
     offered = [one for one, _ in offer]
-    found.choice = _choice(body.tool_choice, offered)
-    allowed = _allowed(body.tool_choice, offered, found.ignored)
+    found.choice, allowed = _choice(body.tool_choice, offered, found.ignored)
     for one, function in offer:
         if allowed is not None and one.function_name not in allowed:
             continue
@@ -200,33 +201,14 @@ def _check_spelling(kind: str, where: str) -> None:
         raise ApiError(message, param=f"{where}.type", code="invalid_value")
 
 
-def _allowed(
+def _choice(
     choice: str | ChoiceOfTools | None, offer: Sequence[Offered], ignored: list[str]
-) -> set[str] | None:
-    """Returns the names of the functions that may be called; None for all."""
-    if not isinstance(choice, ChoiceOfTools) or choice.type != "allowed_tools":
-        return None
-    check_count("tool_choice.tools", choice.tools, MAX_TOOLS, "tools")
-    allowed: set[str] = set()
-    for i, tool in enumerate(choice.tools or ()):
-        where = f"tool_choice.tools[{i}]"
-        if tool.type not in TYPES:
-            _check_spelling(tool.type, where)
-            ignored.append(where)
-            continue
-        meant = {offered.function_name for offered in offer if offered.is_meant_by(tool)}
-        require(bool(meant), f"{where}.name", repr(tool.name), "the name of one of the tools")
-        allowed |= meant
-    return allowed
-
-
-def _choice(choice: str | ChoiceOfTools | None, offer: Sequence[Offered]) -> ToolChoice | None:
+) -> tuple[ToolChoice | None, set[str] | None]:
+    """Returns the choice of the chat, and the names of the functions that may be called, None for all."""
     if not isinstance(choice, ChoiceOfTools):
-        return choice
+        return choice, None
     if choice.type == "allowed_tools":
-        mode = choice.mode or "auto"
-        require(mode in ("auto", "required"), "tool_choice.mode", repr(mode[:64]), "'auto' or 'required'")
-        return mode
+        return allowed_tools(choice.mode, choice.tools, "tool_choice", partial(_named, offer, ignored))
     if choice.type not in CALLABLE:
         message = (
             f"tool_choice.type is {choice.type[:64]!r}, it must be 'function', 'custom' or 'allowed_tools': this server "
@@ -237,7 +219,17 @@ def _choice(choice: str | ChoiceOfTools | None, offer: Sequence[Offered]) -> Too
         raise missing("tool_choice.name")
     meant = [offered.function_name for offered in offer if offered.is_meant_by(choice)]
     name = choice.name if choice.name in meant or not meant else meant[0]
-    return NamedChoice("function", NamedFunction(name))
+    return NamedChoice("function", NamedFunction(name)), None
+
+
+def _named(offer: Sequence[Offered], ignored: list[str], tool: ToolReference, where: str) -> set[str]:
+    if tool.type not in TYPES:
+        _check_spelling(tool.type, where)
+        ignored.append(where)
+        return set()
+    meant = {offered.function_name for offered in offer if offered.is_meant_by(tool)}
+    require(bool(meant), f"{where}.name", repr(tool.name), "the name of one of the tools")
+    return meant
 
 
 def _custom_text(arguments: str) -> str:

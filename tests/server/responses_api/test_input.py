@@ -278,6 +278,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (choice(type="function"), "tool_choice.name", "is missing"), (choice(type="function", name="x"), "tool_choice.name", "(weather, time)"),
     (choice(type="web_search_preview"), "tool_choice.type", "'allowed_tools'"), (choice(type="allowed_tools", mode="none", tools=[]), "tool_choice.mode", "'auto'"),
     (choice(type="allowed_tools", mode="auto", tools=[{"type": "function", "name": "x"}]), "tool_choice.tools[0].name", "'x'"),
+    (choice(type="allowed_tools", mode="auto"), "tool_choice.tools", "is missing"),
     (choice(type="allowed_tools", mode="auto", tools=[{"type": "funcion"}]), "tool_choice.tools[0].type", "'function'"),
     (choice(type="allowed_tools", mode="required", tools=[{"type": "mcp"}]), "tool_choice", "no tools"), (choice(type="custom", name="x"), "tool_choice.name", "'x'"),
     (choice(type="allowed_tools", mode="required", tools=[]), "tool_choice", "no tools"), ({"tools": [TIME], "tool_choice": "any"}, "tool_choice", "'required'"),
