@@ -123,7 +123,7 @@ class EngineLoop:
         plan = None if self._is_paused else self._scheduler.plan()
         if plan is not None:
             if plan.guided_rows:
-                handle = self._launch_in_halves(plan, since)
+                handle = self._launch_masked(plan, since)
             else:
                 handle = self._runner.launch(plan)
                 self._note_launch(plan, since)
@@ -135,7 +135,7 @@ class EngineLoop:
         self._report()
         return True
 
-    def _launch_in_halves(self, plan: Plan, since: float) -> Handle:
+    def _launch_masked(self, plan: Plan, since: float) -> Handle:
         """While the first half runs, the step before is read and the masks are filled. The second half is
         launched in any case."""
         begun = self._runner.begin(plan)

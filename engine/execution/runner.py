@@ -14,9 +14,9 @@ import torch
 
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.graphs import GraphCache, GraphMemory
-from headway.engine.execution.halves import BegunStep, Halves
 from headway.engine.execution.host_ring import HostRing, RingSlot
 from headway.engine.execution.launcher import StepLauncher
+from headway.engine.execution.masked_step import BegunStep, MaskedStep
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.results import DeviceResults, StepHandle
 from headway.engine.execution.round_times import CPU_SECONDS, measured_rounds
@@ -81,7 +81,7 @@ class Runner:
             self.grid = StepGrid.of(len(slots.limits), most, policy.mixed, full_depth=max_depth)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
         self.graph_memory = memory
-        self._halves = Halves(self.launcher, memory)
+        self._masked_step = MaskedStep(self.launcher, memory)
 
     @torch.inference_mode()
     def capture(
@@ -180,15 +180,15 @@ class Runner:
             drafts = self._draft_ring.take(1 + num_rows * plan.depth, is_read_early=True)
         if key.num_prompt_tokens:
             self.launcher.pack(plan.prefill, key)
-        self._halves.begin(key)
-        return BegunStep(partial(self._finish_halves, key, plan, results), buffer, drafts, num_rows)
+        self._masked_step.begin(key)
+        return BegunStep(partial(self._finish_masked, key, plan, results), buffer, drafts, num_rows)
 
     @torch.inference_mode()
-    def _finish_halves(
+    def _finish_masked(
         self, key: StepKey, plan: Plan, results: DeviceResults, entries: Mapping[int, int]
     ) -> StepHandle:
         masks = self.masks.upload(entries)
-        outcome, results.is_replayed = self._halves.finish(key)
+        outcome, results.is_replayed = self._masked_step.finish(key)
         self._take_outcome(key, outcome, plan, results)
         if plan.prefill and not key.num_prompt_tokens:
             self._prefill(plan.prefill, results, masks)

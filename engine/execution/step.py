@@ -160,7 +160,7 @@ def forward_half(
     states, forwarded_prompts = _forward(context, inputs, prompts)
     next_positions = window.next_positions
     if forwarded_prompts is not None:
-        next_positions = _lend_windows(forwarded_prompts, states.last, next_positions)
+        next_positions = _place_prompt_ends(forwarded_prompts, states.last, next_positions)
     logits = context.model.logits(states.last).view(*window.token_ids.shape, -1)
     stamp(packed[2:4])
     forwarded = Forwarded(rows, packed, window, inputs, next_positions, states, logits)
@@ -221,7 +221,7 @@ def _forward(
     return of_round, ForwardedPrompts(prompts, replace(of_prompts, last=of_prompts.last.clone()))
 
 
-def _lend_windows(
+def _place_prompt_ends(
     prompts: ForwardedPrompts,
     hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's tokens; changed in place
     next_positions: torch.Tensor,  # [rows] int64

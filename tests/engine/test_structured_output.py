@@ -338,7 +338,7 @@ def test_halves_replayed_as_graphs_give_the_same_text(
     for _ in range(3):
         engine.outputs.clear()
         assert texts(together(engine, wishes(NUM_WISHES))) == plain
-    halves = engine.engine.runner._halves
-    assert halves._second is not None
-    assert halves._second._graphs, "second halves were captured"
+    masked_step = engine.engine.runner._masked_step
+    assert masked_step._second is not None
+    assert masked_step._second._graphs, "second halves were captured"
     assert engine.engine.scheduler.snapshot().stage_seconds["mask"] > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.execution.halves import BegunStep
+from headway.engine.execution.masked_step import BegunStep
 from headway.engine.execution.runner import Runner
 from headway.engine.loop import Handle
 from headway.engine.scheduling.plan import Plan

@@ -23,7 +23,7 @@ _LOOK_SECONDS = 2e-5
 _MAX_WAIT_SECONDS = 60.0
 
 
-class Halves:
+class MaskedStep:
     """Launches both halves of a key, on a GPU as graphs from the second time on. Mutable: the half that was
     begun last."""
 
