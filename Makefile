@@ -10,7 +10,7 @@ CLIENTS_VENV := .venv-clients
 # Clients that want other versions of what the rest has, each group in an environment of its own.
 OTHER_CLIENTS := instructor frameworks webui
 
-.PHONY: serve chat test test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels bench-depth soak lint format docs clean
+.PHONY: serve chat test test-all test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels bench-depth soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
@@ -37,11 +37,14 @@ chat: $(VENV)/.ready-chat
 	@folder=$$($(BIN)/python -P -m headway.engine.chat_model) && exec $(BIN)/headway serve "$$folder" --drafter ngram $(SERVE_ARGS)
 
 # Tests start Python many times, so that it keeps its bytecode even where the environment tells it not to.
-test test-long test-clients: export PYTHONDONTWRITEBYTECODE =
+test test-all test-long test-clients: export PYTHONDONTWRITEBYTECODE =
 
-test: $(VENV)/.ready-test
+# Every kind of test once. test-all: with those that are slow by nature, too.
+test: LEFT_OUT := gpu or container or clients or long or slow
+test-all: LEFT_OUT := gpu or container or clients or long
+test test-all: $(VENV)/.ready-test
 	@PY=$(PY) tests/install_tools.sh test
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not gpu and not container and not long and not clients' $(TEST_ARGS)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not ($(LEFT_OUT))' $(TEST_ARGS)
 
 # The text's exactness once more, of more prompts and in float64; more requests and examples; every case of every kernel
 # compiled for every architecture; the whole cross products of the kernels' parameters, in Triton's interpreter too.

@@ -6,6 +6,7 @@ Both need processes of their own: whether Triton interprets is settled when it i
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,42 +15,54 @@ import torch
 from headway.kernels.runtime._triton import takes_triton
 
 HERE = Path(__file__).parent
-# Few groups, for each imports PyTorch anew.
-GROUPS = {
-    "bookkeeping-and-sampling": (
-        "rewind",
-        "verify",
-        "prepare",
-        "mamba",
-        "prepare_verify_inputs",
-        "open_drafts",
-        "verify_and_rewind",
-        "force_acceptance",
-        "store_pending_states",
-        "store_tokens",
-        "propose_ngram",
-        "begin_decode",
-        "copy_results_to_host",
-        "copy_entries",
-        "sample",
-        "mask_logits",
-        "process_logits",
-    ),
-    "recurrent": ("causal_convolution", "delta_windows", "delta_chunks"),
-    "attention": ("paged_attention_pieces", "prefill_attention", "varlen_attention"),
-    "layers": (
-        "skinny_linear",
-        "add_linear",
-        "batch_invariant_linear",
-        "quantized_linear",
-        "screened_linear",
-        "qkv_rope_append",
-        "rms_norm",
-        "gated_rms_norm",
-        "rope_append",
-        "gated_mul",
-        "sigmoid_mul",
-    ),
+# Each takes the interpreter a second or two.
+CHEAP = (
+    "rewind",
+    "verify",
+    "prepare",
+    "mamba",
+    "prepare_verify_inputs",
+    "open_drafts",
+    "verify_and_rewind",
+    "force_acceptance",
+    "store_pending_states",
+    "store_tokens",
+    "begin_decode",
+    "copy_results_to_host",
+    "copy_entries",
+    "mask_logits",
+    "causal_convolution",
+    "prefill_attention",
+    "skinny_linear",
+    "add_linear",
+    "quantized_linear",
+    "rms_norm",
+    "gated_rms_norm",
+    "rope_append",
+    "gated_mul",
+    "sigmoid_mul",
+)
+# The others, in few groups, for each imports PyTorch anew, and the tests of them that the plain suite runs.
+DEAR = {
+    "sampling": {
+        "sample": (
+            "test_noise_depends_on_nothing_else",
+            "test_greedy_is_argmax_with_ties_to_the_lowest_id",
+        ),
+        "process_logits": ("test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin",),
+        "propose_ngram": ("test_random_rows",),
+    },
+    "attention": {
+        "paged_attention_pieces": ("test_what_stands_behind_the_end_does_not_matter",),
+        "varlen_attention": ("test_keys_before_the_first_position_are_not_seen",),
+    },
+    "recurrent-and-products": {
+        "delta_windows": ("test_only_named_rows_change_and_states_only_by_what_has_stayed",),
+        "delta_chunks": ("test_generated_tokens_have_the_bits_of_rounds",),
+        "batch_invariant_linear": ("test_rows_of_a_wider_tensor",),
+        "screened_linear": ("test_where_nothing_is_sure_the_greatest_few_are_exact",),
+        "qkv_rope_append": ("test_queries_turn_and_the_named_slots_change",),
+    },
 }
 
 
@@ -69,22 +82,35 @@ def test_the_interpreter_takes_the_tensors_of_the_cpu(is_interpreted: bool) -> N
     assert takes_triton(torch.zeros(1)) == is_interpreted
 
 
-# The recurrent kernels take a minute: the engine's tests run their twins.
-@pytest.mark.parametrize(
-    "group", [pytest.param(name, marks=pytest.mark.long if name == "recurrent" else ()) for name in GROUPS]
-)
-@pytest.mark.parametrize(
-    "cases",
-    ["not gpu and not long", pytest.param("not gpu", marks=pytest.mark.long)],
-    ids=["plain", "all"],
-)
-def test_the_same_tests_pass_in_the_interpreter(cases: str, group: str, tmp_path: Path) -> None:
-    files = [str(next(HERE.rglob(f"test_{op}.py"))) for op in GROUPS[group]]
+def file_of(operation: str) -> str:
+    return str(next(HERE.rglob(f"test_{operation}.py")))
+
+
+def interpret(cases: str, tests: Iterable[str], cache: Path) -> None:
     choice = f"{__file__}::test_the_interpreter_takes_the_tensors_of_the_cpu"
     options = ["-q", "-m", cases, "-p", "no:cacheprovider"]
-    run(["-m", "pytest", *options, choice, *files], tmp_path, TRITON_INTERPRET="1")
+    run(["-m", "pytest", *options, choice, *tests], cache, TRITON_INTERPRET="1")
 
 
+def test_some_tests_of_every_kernel_pass_in_the_interpreter(tmp_path: Path) -> None:
+    dear = {operation: names for group in DEAR.values() for operation, names in group.items()}
+    some = [f"{file_of(operation)}::{name}" for operation, names in dear.items() for name in names]
+    interpret("not gpu and not long", [*map(file_of, CHEAP), *some], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", DEAR)
+def test_the_same_tests_pass_in_the_interpreter(group: str, tmp_path: Path) -> None:
+    interpret("not gpu and not long", map(file_of, DEAR[group]), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("operations", [CHEAP, *DEAR.values()], ids=["cheap", *DEAR])
+def test_every_case_passes_in_the_interpreter(operations: Iterable[str], tmp_path: Path) -> None:
+    interpret("not gpu", map(file_of, operations), tmp_path)
+
+
+@pytest.mark.slow
 def test_a_fault_in_a_device_function_fails_each_kernel_that_shares_it(tmp_path: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider"]
     run(["-m", "pytest", *options, str(HERE / "planted_faults.py")], tmp_path, TRITON_INTERPRET="1")
@@ -97,10 +123,11 @@ SEVERAL = ["_split_kv_partial", "skinny_linear", "rms_norm", "rewind"]
 @pytest.mark.parametrize(
     "choice",
     [
-        ["80", "--each-once", *SEVERAL],
-        ["89", "--each-once", "quantized_linear", "rms_norm"],
-        ["90", "--each-once"],
-        ["100", "--each-once", *SEVERAL],
+        ["90", "--each-once", *SEVERAL],
+        pytest.param(["80", "--each-once", *SEVERAL], marks=pytest.mark.slow),
+        pytest.param(["89", "--each-once", "quantized_linear", "rms_norm"], marks=pytest.mark.slow),
+        pytest.param(["90", "--each-once"], marks=pytest.mark.slow),
+        pytest.param(["100", "--each-once", *SEVERAL], marks=pytest.mark.slow),
         pytest.param(["89", "quantized_linear", "rms_norm"], marks=pytest.mark.long),
         pytest.param(["80"], marks=pytest.mark.long),
         pytest.param(["90"], marks=pytest.mark.long),
