@@ -14,6 +14,7 @@ from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
+from headway.engine.layers.soft_cap import soft_capped
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import ModelSpec
@@ -127,7 +128,12 @@ class CausalLM:
         assert all(0 < tap < len(self.layers) for tap in taps), (
             f"taps {tuple(taps)} of {len(self.layers)} layers"
         )
-        stream = ResidualStream.of_tokens(inputs.token_ids, self.embedding, self.spec.residual_scale)
+        stream = ResidualStream.of_tokens(
+            inputs.token_ids,
+            self.embedding,
+            self.spec.residual_scale,
+            embedding_scale=self.spec.embedding_scale,
+        )
         states = [pool.layer(index) for index in range(len(self.layers))]
         tapped, first = [], 0
         for tap in taps:
@@ -152,4 +158,4 @@ class CausalLM:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], the last states of `forward`. Returns [n, vocab]."""
-        return self.lm_head(self.final_norm(hidden))
+        return soft_capped(self.lm_head(self.final_norm(hidden)), self.spec.logit_soft_cap)

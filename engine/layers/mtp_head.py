@@ -16,6 +16,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
+from headway.engine.layers.soft_cap import soft_capped
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.weights import (
     float8_bytes,
@@ -92,7 +93,8 @@ class MtpHead:
     ) -> None:
         assert spec.draft_head is not None, "the family announces no MTP head"
         self.spec = spec.draft_head
-        self._residual_scale = spec.residual_scale
+        self._residual_scale, self._embedding_scale = spec.residual_scale, spec.embedding_scale
+        self._logit_soft_cap = spec.logit_soft_cap
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head = lm_head
         self.layers = [MtpLayer(spec, index, place, tables) for index in range(spec.draft_head.num_layers)]
@@ -147,7 +149,7 @@ class MtpHead:
         + 1."""
         if self.spec.carries == "pre_norm":
             carry = self.layers[index].final_norm(carry)
-        return self._draft_lm_head(carry)
+        return soft_capped(self._draft_lm_head(carry), self._logit_soft_cap)
 
     def fill_cache(
         self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
@@ -203,5 +205,6 @@ class MtpHead:
         halves = both.chunk(2, dim=1)
         normed_hidden, normed_token = halves if self.spec.first == "hidden" else halves[::-1]
         layer.hidden_norm(hidden, step, out=normed_hidden)
-        layer.token_norm.embedded(token_ids, self._embedding, step, out=normed_token)
+        scale = self._embedding_scale
+        layer.token_norm.embedded(token_ids, self._embedding, step, scale=scale, out=normed_token)
         return ResidualStream(layer.input(both), self._residual_scale)

@@ -50,12 +50,20 @@ class RMSNorm:
         embedding: torch.Tensor,  # [vocab, hidden]
         step: torch.Tensor | None = None,  # [1] float32
         *,
+        scale: float,
         out: torch.Tensor | None = None,  # [tokens, hidden]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the embedded tokens and their norm, [tokens, hidden] each."""
+        """Returns the embedded tokens times the scale and their norm, [tokens, hidden] each."""
         epsilon, unit_offset = self.spec.epsilon, self.spec.unit_offset
         return embed_rms_norm(
-            token_ids, embedding, self.weight, epsilon, unit_offset=unit_offset, step=step, out=out
+            token_ids,
+            embedding,
+            self.weight,
+            epsilon,
+            scale=scale,
+            unit_offset=unit_offset,
+            step=step,
+            out=out,
         )
 
     def largest(self) -> float:

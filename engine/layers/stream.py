@@ -46,7 +46,7 @@ class ResidualStream:
     ) -> None:
         """scale: what is added is multiplied by it first."""
         self._residual: torch.Tensor | None = residual
-        self._tokens: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._tokens: tuple[torch.Tensor, torch.Tensor, float] | None = None
         self._scale = scale
         self._addition: _Addition | None = None
 
@@ -56,10 +56,12 @@ class ResidualStream:
         token_ids: torch.Tensor,  # [tokens] int64
         embedding: torch.Tensor,  # [vocab, hidden]
         scale: float = 1.0,
+        *,
+        embedding_scale: float = 1.0,
     ) -> ResidualStream:
-        """Returns a stream of embedded tokens; the first norm looks them up."""
+        """Returns a stream of embedded tokens, times the embedding scale; the first norm looks them up."""
         stream = cls(embedding, scale)
-        stream._residual, stream._tokens = None, (token_ids, embedding)
+        stream._residual, stream._tokens = None, (token_ids, embedding, embedding_scale)
         return stream
 
     def add(
@@ -88,7 +90,8 @@ class ResidualStream:
         step = None if reader is None else reader.input_step
         if self._residual is None:
             assert self._tokens is not None
-            self._residual, x = norm.embedded(*self._tokens, step)
+            token_ids, embedding, embedding_scale = self._tokens
+            self._residual, x = norm.embedded(token_ids, embedding, step, scale=embedding_scale)
             return Activation(x)
         if self._addition is None:
             return Activation(norm(self._residual, step))

@@ -156,7 +156,8 @@ class MtpSpec:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder. residual_scale: the outputs of mixers and feed-forwards are multiplied by it before they are
-    added.
+    added. embedding_scale: the factor of embedded tokens, rounded to the weights' dtype. logit_soft_cap:
+    logits are cap * tanh(logit / cap); 0: they are as they are.
 
     draft_head: the layers that config.json announces; whether the checkpoint has them, its tensors say.
     """
@@ -169,6 +170,8 @@ class ModelSpec:
     max_position_embeddings: int
     tied: bool
     residual_scale: float = 1.0
+    embedding_scale: float = 1.0
+    logit_soft_cap: float = 0.0
     draft_head: MtpSpec | None = None
 
     @property

@@ -26,6 +26,7 @@ def _norm_kernel(
     residual_stride: tl.tensor,
     out_stride: tl.tensor,
     EPSILON: tl.constexpr,
+    SCALE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_IDS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
@@ -33,7 +34,7 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token. With ids x is a table, whose rows become the residual."""
+    """One program a token. With ids x is a table, whose rows become the residual, times SCALE."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
@@ -49,6 +50,8 @@ def _norm_kernel(
     if HAS_IDS:
         source = tl.load(id_ptr + token)
     x = tl.load(x_ptr + source * x_stride + column, mask=is_inside, other=0.0)
+    if SCALE != 1:
+        x = (wide(x) * SCALE).to(x.dtype)
     value = wide(x)
     place_ptr = residual_ptr + token * residual_stride + column
     if HAS_IDS:
@@ -79,6 +82,7 @@ def _launch(
     has_residual: bool = False,
     unit_offset: bool = False,
     ids: torch.Tensor | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     (tokens, hidden), strides = residual.shape, (x.stride(1), residual.stride(1), weight.stride(0))
     dtype = residual.dtype if step is None else torch.float8_e4m3fn
@@ -92,7 +96,7 @@ def _launch(
         _norm_kernel[(tokens,)](
             x, x if ids is None else ids, residual, weight, weight if step is None else step, result, hidden,
             x.stride(0), residual.stride(0), result.stride(0),
-            EPSILON=epsilon, HAS_RESIDUAL=has_residual, HAS_IDS=ids is not None, UNIT_OFFSET=unit_offset,
+            EPSILON=epsilon, SCALE=scale, HAS_RESIDUAL=has_residual, HAS_IDS=ids is not None, UNIT_OFFSET=unit_offset,
             HAS_STEP=step is not None, BLOCK=block, OVERLAPS=overlaps, num_warps=warps_of(block), **launch,
         )  # fmt: skip
     return result
@@ -134,17 +138,20 @@ def embed_rms_norm(
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
+    scale: float = 1.0,
     unit_offset: bool = False,
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([tokens, hidden]: the embedded tokens, likewise: their norm). Ids are not checked."""
+    """([tokens, hidden]: the embedded tokens times the scale, likewise: their norm). The scale is rounded to
+    the embedding's type, and so is the product. Ids are not checked."""
     if not takes_triton(embedding):
         return embed_rms_norm_twin(
-            token_ids, embedding, weight, epsilon, unit_offset=unit_offset, step=step, out=out
+            token_ids, embedding, weight, epsilon, scale=scale, unit_offset=unit_offset, step=step, out=out
         )
     check_dense(token_ids)
     embedded = embedding.new_empty(len(token_ids), embedding.shape[1])
+    rounded = scale if scale == 1 else torch.tensor(scale, dtype=embedding.dtype).item()
     return embedded, _launch(
-        embedding, embedded, weight, epsilon, out, step, unit_offset=unit_offset, ids=token_ids
+        embedding, embedded, weight, epsilon, out, step, unit_offset=unit_offset, ids=token_ids, scale=rounded
     )

@@ -469,7 +469,14 @@ CASES = [
         | pointers("out", "*fp8e4nv")
         | pointers("id")
         | pointers("step", "*fp32"),
-        {"EPSILON": 1e-5, "HAS_RESIDUAL": True, "HAS_IDS": False, "UNIT_OFFSET": False, "HAS_STEP": True}
+        {
+            "EPSILON": 1e-5,
+            "SCALE": 1.0,
+            "HAS_RESIDUAL": True,
+            "HAS_IDS": False,
+            "UNIT_OFFSET": False,
+            "HAS_STEP": True,
+        }
         | {"BLOCK": 4096, "OVERLAPS": True},
         num_warps=warps_of(4096),
         least_capability=89,
@@ -681,6 +688,7 @@ CASES = [
                     pointers("x residual weight out", kind) | pointers("id") | pointers("step", "*fp32"),
                     {
                         "EPSILON": 1e-5,
+                        "SCALE": scale,
                         "HAS_RESIDUAL": has_residual,
                         "HAS_IDS": not has_residual,
                         "UNIT_OFFSET": unit_offset,
@@ -689,8 +697,13 @@ CASES = [
                         "OVERLAPS": True,
                     },
                     num_warps=warps_of(block),
+                    tolerated_bytes=32 if scale != 1 else 0,  # of one launch a step
                 )
-                for has_residual, unit_offset, block in ((False, False, 1024), (True, True, 8192))
+                for has_residual, unit_offset, block, scale in (
+                    (False, False, 1024, 1.0),
+                    (False, True, 4096, 55.5),
+                    (True, True, 8192, 1.0),
+                )
             ),
             *(
                 Case(

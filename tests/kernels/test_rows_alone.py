@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.engine.layers.soft_cap import soft_capped
 from headway.engine.sampling.sampler import score_tokens
 from headway.kernels.reference import (
     add_rms_norm,
@@ -71,6 +72,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda x: x.mean(-1),
     "cumsum": lambda x: x.cumsum(-1),
     "softmax": lambda x: x.softmax(-1),
+    "soft_capped": lambda x: soft_capped(x.clone(), 2.0),
     "log_softmax": lambda x: x.log_softmax(-1),
     "sum of the dimension before": lambda x: (x[:, :32, None] * weights(x, 5)).sum(-2),
     "addcmul": lambda x: x.clone().addcmul_(x, x.round(), value=-1),

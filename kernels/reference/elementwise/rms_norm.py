@@ -54,10 +54,14 @@ def embed_rms_norm(
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
+    scale: float = 1.0,
     unit_offset: bool = False,
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([tokens, hidden]: the embedded tokens, likewise: their norm)."""
+    """([tokens, hidden]: the embedded tokens times the scale, likewise: their norm). The scale is rounded to
+    the embedding's type, and so is the product."""
     embedded = torch.nn.functional.embedding(token_ids, embedding)
+    if scale != 1:
+        embedded = embedded * torch.tensor(scale, dtype=embedding.dtype, device=embedding.device)
     return embedded, rms_norm(embedded, weight, epsilon, unit_offset=unit_offset, step=step, out=out)

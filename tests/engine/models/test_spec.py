@@ -63,7 +63,8 @@ def of_delta(value: DeltaNetSpec) -> ModelSpec:
 CASES: list[tuple[Any, Change, dict[str, Any]]] = [
     (BASE, lambda spec: spec, {
         "architecture": None, "vocab_size": 70, "hidden_size": 48, "layers": (LAYER,), "norm": NormSpec(1e-1),
-        "max_position_embeddings": 64, "tied": True, "residual_scale": 0.5, "draft_head": None,
+        "max_position_embeddings": 64, "tied": True, "residual_scale": 0.5, "embedding_scale": 4.0, "logit_soft_cap": 2.0,
+        "draft_head": None,
     }),
     (BASE.draft_head, lambda spec: replace(BASE, draft_head=spec), {
         "num_layers": 2, "layer": LAYER, "first": "hidden", "reads": "post_norm", "carries": "pre_norm",

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from headway.kernels import add_rms_norm, embed_rms_norm, rms_norm
@@ -92,6 +93,22 @@ def test_the_norm_of_embedded_tokens(hidden: int, dtype: torch.dtype, device: to
     embedded, normed = embed_rms_norm(ids, embedding, weight, EPSILON)
     assert torch.equal(embedded, embedding[ids])
     assert torch.equal(normed, rms_norm(embedding[ids], weight, EPSILON))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_embedded_tokens_are_scaled_as_gemma_scales_them(
+    dtype: torch.dtype, device: torch.device, is_interpreted: bool
+) -> None:
+    """sqrt(3072) is 55.5 in bfloat16."""
+    embedding, _, weight = tensors(9, 200, dtype, device)
+    theirs = Gemma3TextScaledWordEmbedding(9, 200, 0, embed_scale=3072**0.5).to(device, dtype)
+    theirs.weight.data.copy_(embedding)
+    ids = torch.tensor([3, 0, 8, 3], device=device)
+    embedded, normed = embed_rms_norm(ids, embedding, weight, EPSILON, scale=3072**0.5, unit_offset=True)
+    # The interpreter truncates to bfloat16 where a GPU rounds; transformers has the scale in float32 at most.
+    tolerance = 1e-7 if dtype == torch.float64 else TOLERANCE[dtype] if is_interpreted else 0
+    torch.testing.assert_close(embedded, theirs(ids).detach(), rtol=tolerance, atol=tolerance)
+    assert torch.equal(normed, rms_norm(embedded, weight, EPSILON, unit_offset=True))
 
 
 def test_norms_side_by_side(device: torch.device) -> None:
