@@ -54,6 +54,20 @@ def pick_tokens(
     return sample(processed, *parameters, out=tokens, broken=broken, only=is_used)
 
 
+def in_target_vocabulary(
+    logits: torch.Tensor,  # [rows, window, draft vocab]
+    ids: torch.Tensor,  # [draft vocab] int64: the target's ids of the tokens, in any order
+    vocab_size: int,
+) -> torch.Tensor:
+    """[rows, window, vocab]: the logits at the target's ids, -inf at all others.
+
+    All that `pick_tokens` goes by (noise, penalties, bias, masks, forced tokens) has the target's ids: so a
+    drafter with a vocabulary of its own picks what the target does as often as its vocabulary allows.
+    """
+    spread = logits.new_full((*logits.shape[:2], vocab_size), -torch.inf)
+    return spread.index_copy_(2, ids, logits)
+
+
 def score_tokens(
     logits: torch.Tensor,  # [n, vocab], raw
     tokens: torch.Tensor,  # [n] int64
