@@ -41,7 +41,7 @@ def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
 
 def padded_chunks(
     packed: torch.Tensor,  # [HEADER + tokens] int64, as `packed_chunks` gives them
-    slots: RowTensors,
+    rows: RowTensors,
     block_size: int,
     *,
     is_window: bool,
@@ -49,14 +49,14 @@ def padded_chunks(
     """Returns MAX_CHUNKS chunks; those that do not exist have no length. is_window: the first one is attended
     as a decode window."""
     token_ids = packed[HEADER:]
-    rows, starts, lengths, hits, is_generated = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
+    chunk_rows, starts, lengths, hits, is_generated = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
     ends = lengths.cumsum(0)
     firsts = ends - lengths
     places = torch.arange(len(token_ids), device=packed.device)
     chunk_of_token = torch.searchsorted(ends, places, right=True).clamp_(max=MAX_CHUNKS - 1)
     is_token = places < ends[-1]
     positions = torch.where(is_token, places + (starts - firsts)[chunk_of_token], 0)
-    tables = slots.granted_block_ids.index_select(0, rows)
+    tables = rows.granted_block_ids.index_select(0, chunk_rows)
     blocks = tables[chunk_of_token, positions // block_size]
     slot_mapping = torch.where(is_token, blocks * block_size + positions % block_size, -1)
     if is_window:
@@ -64,10 +64,10 @@ def padded_chunks(
         batch = QueryBatch.of_windows(tables[:1], starts[:1], len(token_ids), end_positions=end_of_first)
     else:
         batch = QueryBatch.of_chunks(tables, starts, lengths, firsts, len(token_ids))
-    spans = TokenSpans(rows, firsts, lengths, is_generated > 0)
-    by_row = RowTokens(slots.state_ids, chunks=ChunkTokens(spans))
+    spans = TokenSpans(chunk_rows, firsts, lengths, is_generated > 0)
+    by_row = RowTokens(rows.state_ids, chunks=ChunkTokens(spans))
     inputs = ForwardInputs(token_ids, positions, slot_mapping, (batch,), by_row)
     # Chunks that do not exist write what the first one writes, which begins at place 0.
     first_places = torch.where(lengths > 0, firsts, 0)
     last_places = torch.where(lengths > 0, ends, lengths[0]) - 1
-    return PromptTokens(inputs, rows, lengths, first_places, last_places, hits)
+    return PromptTokens(inputs, chunk_rows, lengths, first_places, last_places, hits)

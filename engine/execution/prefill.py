@@ -32,7 +32,7 @@ def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
 
 def prefill_inputs(
     chunks: Sequence[PrefillChunk],
-    slots: RowTensors,
+    rows: RowTensors,
     block_size: int,
     *,
     gqa_group_sizes: Collection[int],
@@ -41,7 +41,7 @@ def prefill_inputs(
 
     gqa_group_sizes: of all layers, which have the same batches.
     """
-    device = slots.limits.device
+    device = rows.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
     of_chunks = (
         [chunk.row for chunk in chunks],
@@ -52,12 +52,12 @@ def prefill_inputs(
         [int(chunk.is_generated) for chunk in chunks],
     )
     numbers = to_device([number for column in of_chunks for number in column], device)
-    rows, starts, lengths, firsts, hits, is_generated = numbers.view(len(of_chunks), -1)
-    spans = TokenSpans(rows, firsts, lengths, is_generated > 0)
+    chunk_rows, starts, lengths, firsts, hits, is_generated = numbers.view(len(of_chunks), -1)
+    spans = TokenSpans(chunk_rows, firsts, lengths, is_generated > 0)
     chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
     places = torch.arange(len(token_ids), device=device)
     positions = places + (starts - firsts)[chunk_of_token]
-    blocks = slots.granted_block_ids[rows[chunk_of_token], positions // block_size]
+    blocks = rows.granted_block_ids[chunk_rows[chunk_of_token], positions // block_size]
     inputs = ForwardInputs(
         token_ids=token_ids,
         positions=positions,
@@ -65,15 +65,15 @@ def prefill_inputs(
         batches=tuple(
             _batches(
                 chunks,
-                slots.granted_block_ids.index_select(0, rows),
+                rows.granted_block_ids.index_select(0, chunk_rows),
                 starts,
                 block_size=block_size,
                 gqa_group_sizes=gqa_group_sizes,
             )
         ),
-        rows=RowTokens(slots.state_ids, chunks=ChunkTokens(spans)),
+        rows=RowTokens(rows.state_ids, chunks=ChunkTokens(spans)),
     )
-    return PromptTokens(inputs, rows, lengths, firsts, firsts + lengths - 1, hits)
+    return PromptTokens(inputs, chunk_rows, lengths, firsts, firsts + lengths - 1, hits)
 
 
 def _batches(

@@ -43,7 +43,7 @@ class Runner:
         self,
         model: CausalLM,
         pool: StatePool,
-        slots: RowTensors,
+        rows: RowTensors,
         drafter: Drafter,
         *,
         max_depth: int,
@@ -56,18 +56,16 @@ class Runner:
         policy = prefill or PrefillPolicy.uniform(WARM_UP_TOKENS)
         self.model = model
         self.pool = pool
-        self.slots = slots
-        self.device = slots.limits.device
+        self.rows = rows
+        self.device = rows.limits.device
         self.adjustments = adjustments or AdjustmentTable(
-            len(slots.limits), model.spec.vocab_size, self.device
+            len(rows.limits), model.spec.vocab_size, self.device
         )
-        self.table = DeviceRows(slots, pool, self.adjustments)
-        self.masks = masks or MaskTable(len(slots.limits), max_depth + 1, model.spec.vocab_size, self.device)
-        self._ring = HostRing(NUM_STAMPS + len(slots.limits) * (max_depth + 2), self.device)
-        self._draft_ring = HostRing(1 + len(slots.limits) * max(max_depth, 1), self.device)
-        most = min(
-            policy.most_tokens, slots.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS
-        )
+        self.table = DeviceRows(rows, pool, self.adjustments)
+        self.masks = masks or MaskTable(len(rows.limits), max_depth + 1, model.spec.vocab_size, self.device)
+        self._ring = HostRing(NUM_STAMPS + len(rows.limits) * (max_depth + 2), self.device)
+        self._draft_ring = HostRing(1 + len(rows.limits) * max(max_depth, 1), self.device)
+        most = min(policy.most_tokens, rows.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS)
         context = StepContext(model, pool, drafter, synthetic, self._ring, self._draft_ring)
         self.launcher = StepLauncher(context, self.table, self.masks, max_prompt_tokens=most)
         self.prompt_ends = PromptEnds(model, self.table, block_size=pool.block_size)
@@ -78,7 +76,7 @@ class Runner:
         if self.device.type == "cuda":
             memory = GraphMemory(self.device)
             self.graphs = GraphCache(self.launcher.launch, memory)
-            self.grid = StepGrid.of(len(slots.limits), most, policy.mixed, full_depth=max_depth)
+            self.grid = StepGrid.of(len(rows.limits), most, policy.mixed, full_depth=max_depth)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
         self.graph_memory = memory
         self._masked_step = MaskedStep(self.launcher, memory)
@@ -116,7 +114,7 @@ class Runner:
     def row_counts(self) -> tuple[int, ...]:
         """The numbers of rows to which rounds are padded; on a CPU, those of which the times of rounds are
         told apart."""
-        return row_counts(len(self.slots.limits)) if self.grid is None else self.grid.row_counts
+        return row_counts(len(self.rows.limits)) if self.grid is None else self.grid.row_counts
 
     @torch.inference_mode()
     def measure_rounds(self, depths: Iterable[int]) -> dict[tuple[int, int], float]:

@@ -214,7 +214,7 @@ def test_a_check_without_time_says_so_and_frees_its_rows(tmp_path: Path) -> None
     local = LocalEngine(config_of(constructed_mimo(tmp_path)))
     check = check_drafts(local.engine, limit_seconds=0.0)
     assert (check.state, check.acceptance) == ("not_checked", [None, None, None])
-    numbers = local.engine.runner.slots
+    numbers = local.engine.runner.rows
     assert bool((numbers.kv_lengths >= numbers.limits).all()), "a row is still live"
     assert len(local.generate([1, 2, 3], max_tokens=8)) == 8
 

@@ -48,7 +48,7 @@ class Watch:
         is_ngram = engine.info.drafter == "ngram"
         pool = StatePool(
             model.state(),
-            ngram_state() if is_ngram else mtp_state(model, runner.slots.pending_tokens.shape[1]),
+            ngram_state() if is_ngram else mtp_state(model, runner.rows.pending_tokens.shape[1]),
             num_blocks=num_blocks + GUARD_BLOCKS,
             num_rows=old.num_rows,
             block_size=BLOCK,
@@ -60,10 +60,10 @@ class Watch:
         drafter = (
             NgramDrafter(pool)
             if is_ngram
-            else MtpDrafter(model, pool, runner.slots, max_depth=engine.info.depth)
+            else MtpDrafter(model, pool, runner.rows, max_depth=engine.info.depth)
         )
         self.engine = engine
-        self.runner = Runner(model, pool, runner.slots, drafter, max_depth=engine.info.depth)
+        self.runner = Runner(model, pool, runner.rows, drafter, max_depth=engine.info.depth)
         self.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
         self.poison = PoisoningRunner(self.runner, engine.scheduler)
         self.num_blocks = num_blocks
@@ -94,7 +94,7 @@ class Watch:
 
     def row_tensors(self) -> dict[str, torch.Tensor]:
         """Everything that is stored by row."""
-        slots = {name: t for name, t in self.runner.slots.tensors().items() if name not in SCRATCH}
+        slots = {name: t for name, t in self.runner.rows.tensors().items() if name not in SCRATCH}
         tensors = slots | self.runner.adjustments.first(len(slots["limits"])).tensors()
         of_rows = {
             spec.name: tensor
@@ -110,7 +110,7 @@ class Watch:
 
         The host may not know yet that a row has come to its limit; the device must leave it alone.
         """
-        slots = self.runner.slots
+        slots = self.runner.rows
         sources = {move.target: move.source for move in plan.moves}
         lengths, limits = slots.kv_lengths.tolist(), slots.limits.tolist()
         pending = slots.pending_counts.tolist()
@@ -128,7 +128,7 @@ class Watch:
     def blocks_of(self, plan: Plan, live: dict[int, int]) -> set[int]:
         """Returns the blocks that the step may write: those of the chunks' tokens and, of each row of the
         round, those from its oldest pending pair on."""
-        table = self.runner.slots.granted_block_ids
+        table = self.runner.rows.granted_block_ids
         mine: set[int] = set()
         for chunk in plan.prefill:
             end = chunk.start + len(chunk.token_ids)

@@ -117,7 +117,7 @@ class Watch:
 
     def __init__(self, engine: LocalEngine, chance: random.Random) -> None:
         runner = engine.engine.runner
-        self._pool, self._slots = runner.pool, runner.slots
+        self._pool, self._slots = runner.pool, runner.rows
         self._state = engine.engine.scheduler.state
         self._poison = PoisoningRunner(runner, engine.engine.scheduler)
         self._chance = chance

@@ -322,7 +322,7 @@ def test_the_second_half_is_launched_whatever_happens_between(
     with pytest.raises(MemoryError):
         engine.step()
     assert len(finished) == 4, "three steps, and the one that failed between its halves"
-    assert torch.is_tensor(runner.slots.limits)
+    assert torch.is_tensor(runner.rows.limits)
     assert engine.outputs[request_id].token_ids
 
 

@@ -27,13 +27,13 @@ def batches_of(
 ) -> tuple[QueryBatch, ...]:
     """chunks: (first position, tokens), a row each."""
     cpu = torch.device("cpu")
-    slots = RowTensors.allocate(len(chunks), max_blocks=MAX_BLOCKS, max_pending=1, device=cpu)
-    slots.granted_block_ids.copy_(torch.arange(len(chunks) * MAX_BLOCKS).view(-1, MAX_BLOCKS))
+    rows = RowTensors.allocate(len(chunks), max_blocks=MAX_BLOCKS, max_pending=1, device=cpu)
+    rows.granted_block_ids.copy_(torch.arange(len(chunks) * MAX_BLOCKS).view(-1, MAX_BLOCKS))
     made = [
         PrefillChunk(row, row, start, (0,) * length, hidden_block_id=None, is_last=True)
         for row, (start, length) in enumerate(chunks)
     ]
-    tokens = prefill_inputs(made, slots, block_size, gqa_group_sizes=[gqa_group_size])
+    tokens = prefill_inputs(made, rows, block_size, gqa_group_sizes=[gqa_group_size])
     return tokens.inputs.batches
 
 

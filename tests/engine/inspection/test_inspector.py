@@ -63,7 +63,7 @@ def assert_agreement(folder: Path, **changes: object) -> None:
     pool, masks = engine.runner.pool, engine.runner.masks.all
     of_rows = {spec: memory for spec, memory in pool._memory.items() if isinstance(spec, RowSpec)}
     scratch = [memory for spec, memory in of_rows.items() if spec.is_scratch]
-    tables = [*engine.runner.slots.tensors().values(), *scratch, masks.entries, masks.allowed]
+    tables = [*engine.runner.rows.tensors().values(), *scratch, masks.entries, masks.allowed]
     assert found.memory.block_bytes == pool.block_bytes() == found.memory.token_bytes * pool.block_size
     assert found.memory.rows_bytes == sum(table.nbytes for table in tables)
     assert found.memory.weights_bytes == engine.info.weights_bytes

@@ -62,7 +62,7 @@ def run(drafter: Guessing, folder: Path, *, is_padded: bool = False) -> list[lis
     )  # fmt: skip
     runner = engine.engine.runner
     if isinstance(drafter, Tapping):
-        drafter.table = runner.slots
+        drafter.table = runner.rows
     if is_padded:
         PaddedLaunches(runner, StepGrid(row_counts(3), prompt_counts=(16, 32), mixed_counts=(16, 32)))
     chance = random.Random(0)

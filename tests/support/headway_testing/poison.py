@@ -49,7 +49,7 @@ class PoisoningRunner:
         self._poison_rows()
 
     def _poison_rows(self) -> None:
-        slots = self._runner.slots
+        slots = self._runner.rows
         num_rows = len(slots.limits)
         index = [row for row in range(num_rows) if row not in self._taken]
         places = torch.tensor(index, dtype=torch.int64, device=slots.limits.device)
