@@ -26,11 +26,11 @@ class BlockSupply:
         Returns (request, index of its first new block). A request that was granted blocks may still be
         preempted for a later one with a better claim.
         """
-        grown: list[tuple[Request, int]] = []
+        first_new_blocks: list[tuple[Request, int]] = []
         for request in list(self._state.running):
             if self._state.can_decode(request):
-                self._state.contain(self._grow_row, request, grown)
-        return grown
+                self._state.contain(self._grow_row, request, first_new_blocks)
+        return first_new_blocks
 
     def take_for_admission(self, request: Request) -> bool:
         """Takes blocks for all tokens of the request, a first round and perhaps spares: shared where the
@@ -74,7 +74,7 @@ class BlockSupply:
                 has_freed = True
         return has_freed
 
-    def _grow_row(self, request: Request, grown: list[tuple[Request, int]]) -> None:
+    def _grow_row(self, request: Request, first_new_blocks: list[tuple[Request, int]]) -> None:
         """Does nothing if the request lacks no block, or was itself preempted as the last in turn."""
         state = self._state
         first = len(request.block_ids)
@@ -87,7 +87,7 @@ class BlockSupply:
             if victim is request:
                 return
         request.block_ids += block_ids
-        grown.append((request, first))
+        first_new_blocks.append((request, first))
 
     def _num_needed(self, request: Request, length: int) -> int:
         """Returns the blocks needed for one more round if every round in flight keeps all its drafts.

@@ -259,7 +259,7 @@ class Scheduler:
         """Returns the next step, or None when there is nothing to compute before a step in flight is read."""
         state = self.state
         self._choose_depth()
-        grown = self.supply.grow_rows()
+        first_new_blocks = self.supply.grow_rows()
         admitted = []
         if state.waiting:
             self._admission.make_room(self._budget())
@@ -272,7 +272,9 @@ class Scheduler:
         setups = tuple(
             row_setup(r, history, state.own_cap(r), prefixes.checkpoint(r)) for r, history in admitted
         )
-        served = [(r, first) for r, first in grown if r.row is not None]  # others were preempted later on
+        served = [
+            (r, first) for r, first in first_new_blocks if r.row is not None
+        ]  # others were preempted later on
         grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
         chunks, decoding = self._next_pass()
         saves = tuple(save for chunk in chunks if (save := self._note_chunk(chunk)) is not None)

@@ -66,7 +66,7 @@ async def encode_prompts(
         least = tokenizer.least_tokens(options.suffix)
         check_least_length("suffix", least, max_prompt_tokens, info.max_model_len)
         texts = [*texts, options.suffix]
-    encode = _encode_all if options.suffix is None else _encode_gaps
+    encode = _encode_all if options.suffix is None else _encode_infilling
     work = partial(encode, entries, tokenizer, info, options)
     prompts = await tokenizer.pool.run(texts, work)
     for encoded in prompts:
@@ -132,7 +132,7 @@ def _encode_all(
     return [_encode(entry, tokenizer, info, options) for entry in entries]
 
 
-def _encode_gaps(
+def _encode_infilling(
     entries: Sequence[str | list[int]], tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions
 ) -> list[EncodedPrompt]:
     """Prompts that end where a gap before the suffix begins. Only the text before it is cut."""

@@ -50,15 +50,17 @@ def test_every_cell_compares_the_chosen_depth_with_all_fixed_ones(
         auto, fixed = cell["auto"]["tokens_per_second"], [one["tokens_per_second"] for one in cell["fixed"]]
         assert len(fixed) == 4
         assert cell["best_depth"] == fixed.index(max(fixed))
-        assert cell["to_best"] == pytest.approx(auto / max(fixed))
-        assert cell["to_depth_0"] == pytest.approx(auto / fixed[0])
+        assert cell["over_best"] == pytest.approx(auto / max(fixed))
+        assert cell["over_depth_0"] == pytest.approx(auto / fixed[0])
         assert sum(cell["shares"]) == pytest.approx(1)
         assert cell["mean_depth"] == pytest.approx(sum(k * share for k, share in enumerate(cell["shares"])))
     summary = report["summary"]
-    assert summary["worst_to_best"] == min(cell["to_best"] for cell in cells)
-    assert summary["mean_to_depth_0"] == pytest.approx(geometric_mean(cell["to_depth_0"] for cell in cells))
+    assert summary["worst_over_best"] == min(cell["over_best"] for cell in cells)
+    assert summary["mean_over_depth_0"] == pytest.approx(
+        geometric_mean(cell["over_depth_0"] for cell in cells)
+    )
     to_third = [cell["auto"]["tokens_per_second"] / cell["fixed"][3]["tokens_per_second"] for cell in cells]
-    assert summary["mean_to_fixed"][3] == pytest.approx(geometric_mean(to_third))
+    assert summary["mean_over_fixed"][3] == pytest.approx(geometric_mean(to_third))
     shown = capsys.readouterr().out
     assert all(
         line in shown for line in ("auto over the whole grid", "left out: 3 x 250", "the text means nothing")
@@ -99,7 +101,7 @@ def test_missed_bars_are_named() -> None:
         "8 x 2,048, low: 0.900 of the best fixed depth, the bar is 0.95",
         "8 x 2,048, low: 0.900 of depth 0, the bar is 0.98",
     ]
-    assert (summary.worst_to_best, summary.worst_to_depth_0) == (0.9, 0.9)
+    assert (summary.worst_over_best, summary.worst_over_depth_0) == (0.9, 0.9)
     assert summarize([]) is None
 
 

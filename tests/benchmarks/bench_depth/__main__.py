@@ -87,8 +87,8 @@ def _start(settings: Settings) -> Engine:
 def _line(cell: Cell) -> str:
     speeds = " ".join(f"{speed.tokens_per_second:,.0f}" for speed in (cell.auto, *cell.fixed))
     return (
-        f"{cell.name}: depth {cell.mean_depth:.2f}, tokens/s {speeds}, auto / best {cell.to_best:.3f}, "
-        f"auto / depth 0 {cell.to_depth_0:.3f}"
+        f"{cell.name}: depth {cell.mean_depth:.2f}, tokens/s {speeds}, auto / best {cell.over_best:.3f}, "
+        f"auto / depth 0 {cell.over_depth_0:.3f}"
     )
 
 

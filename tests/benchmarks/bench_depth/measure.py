@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from bench_depth.profiles import (
-    SWITCHED,
-    SWITCHING,
+    ALTERNATED,
+    ALTERNATING,
     Spell,
     expected_tokens,
     rates_of,
@@ -59,7 +59,7 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Cell:
     """auto: the speed where the policy chooses; fixed: by depth. shares: of the rounds where it chooses, by
-    depth. to_best, to_depth_0: auto over the best of fixed, and over depth 0; expected_...: the same of
+    depth. over_best, over_depth_0: auto over the best of fixed, and over depth 0; expected_...: the same of
     expected speeds (see Speed)."""
 
     streams: int
@@ -70,10 +70,10 @@ class Cell:
     fixed: list[Speed]
     mean_depth: float
     best_depth: int
-    to_best: float
-    to_depth_0: float
-    expected_to_best: float
-    expected_to_depth_0: float
+    over_best: float
+    over_depth_0: float
+    expected_over_best: float
+    expected_over_depth_0: float
 
     @classmethod
     def of(
@@ -86,8 +86,8 @@ class Cell:
             streams, input_len, profile, shares, auto, fixed,
             mean_depth=sum(depth * share for depth, share in enumerate(shares)),
             best_depth=speeds.index(max(speeds)),
-            to_best=min(ratios), to_depth_0=ratios[0],
-            expected_to_best=min(expected), expected_to_depth_0=expected[0],
+            over_best=min(ratios), over_depth_0=ratios[0],
+            expected_over_best=min(expected), expected_over_depth_0=expected[0],
         )  # fmt: skip
 
     @property
@@ -131,9 +131,9 @@ class CellMeter:
         prompts, settings, is_switching = (
             self._prompts(streams, input_len),
             self._settings,
-            profile == SWITCHING,
+            profile == ALTERNATING,
         )
-        names = SWITCHED if is_switching else (profile,)
+        names = ALTERNATED if is_switching else (profile,)
         all_rates = [rates_of(name, self._depths[-1]) for name in names]
         own_seconds = settings.switch_seconds if is_switching else settings.seconds
         choices: list[int | None] = [None, *self._depths]

@@ -11,9 +11,9 @@ STATIONARY: dict[str, tuple[float, ...]] = {
     "medium": (0.7, 0.5, 0.35),
     "low": (0.3, 0.1, 0.03),
 }
-SWITCHING = "switching"
-SWITCHED = ("high", "low")
-PROFILES = (*STATIONARY, SWITCHING)
+ALTERNATING = "switching"
+ALTERNATED = ("high", "low")
+PROFILES = (*STATIONARY, ALTERNATING)
 
 
 class Spell(NamedTuple):

@@ -18,19 +18,19 @@ BAR_OF_BEST, BAR_OF_DEPTH_0 = 0.95, 0.98
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Over all cells. worst, mean: of to_best and to_depth_0, the mean a geometric one. mean_to_fixed: the
+    """Over all cells. worst, mean: of over_best and over_depth_0, means are geometric. mean_over_fixed: the
     speed at the chosen depth over that of each fixed depth. missed: the bars that cells miss, in words."""
 
     num_cells: int
-    worst_to_best: float
-    mean_to_best: float
-    worst_to_depth_0: float
-    mean_to_depth_0: float
-    expected_worst_to_best: float
-    expected_mean_to_best: float
-    expected_worst_to_depth_0: float
-    expected_mean_to_depth_0: float
-    mean_to_fixed: list[float]
+    worst_over_best: float
+    mean_over_best: float
+    worst_over_depth_0: float
+    mean_over_depth_0: float
+    expected_worst_over_best: float
+    expected_mean_over_best: float
+    expected_worst_over_depth_0: float
+    expected_mean_over_depth_0: float
+    mean_over_fixed: list[float]
     missed: list[str]
 
 
@@ -54,22 +54,22 @@ def summarize(cells: Sequence[Cell]) -> Summary | None:
     """Returns None where there is no cell."""
     if not cells:
         return None
-    to_best, to_depth_0 = [cell.to_best for cell in cells], [cell.to_depth_0 for cell in cells]
-    expected_best = [cell.expected_to_best for cell in cells]
-    expected_depth_0 = [cell.expected_to_depth_0 for cell in cells]
+    over_best, over_depth_0 = [cell.over_best for cell in cells], [cell.over_depth_0 for cell in cells]
+    expected_best = [cell.expected_over_best for cell in cells]
+    expected_depth_0 = [cell.expected_over_depth_0 for cell in cells]
     auto = [cell.auto.tokens_per_second for cell in cells]
     by_depth = zip(*([speed.tokens_per_second for speed in cell.fixed] for cell in cells), strict=True)
     return Summary(
         len(cells),
-        min(to_best),
-        statistics.geometric_mean(to_best),
-        min(to_depth_0),
-        statistics.geometric_mean(to_depth_0),
+        min(over_best),
+        statistics.geometric_mean(over_best),
+        min(over_depth_0),
+        statistics.geometric_mean(over_depth_0),
         min(expected_best),
         statistics.geometric_mean(expected_best),
         min(expected_depth_0),
         statistics.geometric_mean(expected_depth_0),
-        mean_to_fixed=[
+        mean_over_fixed=[
             statistics.geometric_mean(a / b for a, b in zip(auto, fixed, strict=True)) for fixed in by_depth
         ],
         missed=_missed(cells),
@@ -79,10 +79,12 @@ def summarize(cells: Sequence[Cell]) -> Summary | None:
 def _missed(cells: Sequence[Cell]) -> list[str]:
     found = []
     for cell in cells:
-        if cell.to_best < BAR_OF_BEST:
-            found.append(f"{cell.name}: {cell.to_best:.3f} of the best fixed depth, the bar is {BAR_OF_BEST}")
-        if cell.to_depth_0 < BAR_OF_DEPTH_0:
-            found.append(f"{cell.name}: {cell.to_depth_0:.3f} of depth 0, the bar is {BAR_OF_DEPTH_0}")
+        if cell.over_best < BAR_OF_BEST:
+            found.append(
+                f"{cell.name}: {cell.over_best:.3f} of the best fixed depth, the bar is {BAR_OF_BEST}"
+            )
+        if cell.over_depth_0 < BAR_OF_DEPTH_0:
+            found.append(f"{cell.name}: {cell.over_depth_0:.3f} of depth 0, the bar is {BAR_OF_DEPTH_0}")
     return found
 
 
@@ -117,8 +119,8 @@ def _cell_table(cells: Sequence[Cell]) -> Table:
             " ".join(f"{share:.0%}" for share in cell.shares),
             *(f"{speed.tokens_per_second:,.0f}" for speed in (cell.auto, *cell.fixed)),
             f"{cell.best_depth}",
-            f"{cell.to_best:.3f}",
-            f"{cell.to_depth_0:.3f}",
+            f"{cell.over_best:.3f}",
+            f"{cell.over_depth_0:.3f}",
         )
     return table
 
@@ -129,21 +131,21 @@ def _show_summary(summary: Summary) -> None:
     )
     table.add_row(
         "auto / best",
-        f"{summary.worst_to_best:.3f}",
-        f"{summary.mean_to_best:.3f}",
-        f"{summary.expected_worst_to_best:.3f}",
-        f"{summary.expected_mean_to_best:.3f}",
+        f"{summary.worst_over_best:.3f}",
+        f"{summary.mean_over_best:.3f}",
+        f"{summary.expected_worst_over_best:.3f}",
+        f"{summary.expected_mean_over_best:.3f}",
     )
     table.add_row(
         "auto / depth 0",
-        f"{summary.worst_to_depth_0:.3f}",
-        f"{summary.mean_to_depth_0:.3f}",
-        f"{summary.expected_worst_to_depth_0:.3f}",
-        f"{summary.expected_mean_to_depth_0:.3f}",
+        f"{summary.worst_over_depth_0:.3f}",
+        f"{summary.mean_over_depth_0:.3f}",
+        f"{summary.expected_worst_over_depth_0:.3f}",
+        f"{summary.expected_mean_over_depth_0:.3f}",
     )
     console = new_console()
     console.print(table)
-    told = ", ".join(f"{ratio:.3f} of depth {depth}" for depth, ratio in enumerate(summary.mean_to_fixed))
+    told = ", ".join(f"{ratio:.3f} of depth {depth}" for depth, ratio in enumerate(summary.mean_over_fixed))
     console.print(f"auto over the whole grid, geometric mean: {told}")
     for line in summary.missed:
         console.print(f"missed: {line}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench_depth.profiles import PROFILES, STATIONARY, SWITCHING, rates_of
+from bench_depth.profiles import ALTERNATING, PROFILES, STATIONARY, rates_of
 from headway.engine.bench.measure import least_new_tokens, unread_tokens
 from headway.engine.bench.settings import (
     add_engine_flags,
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm-up-seconds", type=_seconds, default=2.0, metavar="S", help="in which the policy sees a profile before it is "
         "measured there (default: 2)")  # fmt: skip
     add("--switch-seconds", type=_seconds, default=10.0, metavar="S", help=f"after which the profile changes in the cells "
-        f"{SWITCHING!r} (default: 10)")  # fmt: skip
+        f"{ALTERNATING!r} (default: 10)")  # fmt: skip
     add(
         "--periods",
         type=parse_number,
