@@ -14,7 +14,7 @@ from headway.server.http.keys import credentials
 from headway.server.protocol.chat import ChatRequest, check, hidden_media
 from headway.server.requests.access import record_of
 from headway.server.requests.answer import Answer, new_answer, new_header
-from headway.server.requests.request_body import tell_ignored, tell_ignored_effort
+from headway.server.requests.body import tell_ignored, tell_ignored_effort
 from headway.server.requests.services import Services, check_model, engine_info, request_id_of
 from headway.server.text.prompt import encode_chat
 

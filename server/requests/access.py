@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.base.errors import ApiError, noted_error
-from headway.server.http.probes import METHODS, PATHS, Probes
+from headway.server.http.page import PAGE_PATHS
 from headway.server.requests.answer import Answer
 from headway.server.telemetry.metrics import Metrics, endpoint_of
 
@@ -26,6 +26,15 @@ FIELD_PATH = re.compile(r"[\w.$\[\]-]{1,128}", re.ASCII)
 IGNORED = "X-Headway-Ignored"
 _PARTS = re.compile(r"[.\[]")  # what follows the path of an object or list
 MAX_TOLD = 32  # of the fields that were ignored
+
+# What probes and scrapers ask again and again does not fill the log.
+PROBE_METHODS = ("GET", "HEAD")
+PROBE_PATHS = PAGE_PATHS | {
+    "/", "/dashboard/data", "/favicon.ico", "/health", "/health/generate", "/load", "/metrics", "/ping", "/ready",
+    "/version",
+}  # fmt: skip
+MAX_REMEMBERED = 1024  # pairs of path and client
+Outcome = tuple[int, str | None]  # status and code of the error
 
 logger = logging.getLogger("headway.access")
 
@@ -58,6 +67,26 @@ def record_of(request: Request) -> RequestRecord:
     record = request.state.record
     assert isinstance(record, RequestRecord)
     return record
+
+
+class Probes:
+    """Tells which outcomes of probes are news: a failure when it begins, changes or ends, for each client.
+
+    Mutable: the access log is its only writer.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[tuple[str, str], Outcome] = {}
+
+    def is_news(self, path: str, client: str, outcome: Outcome) -> bool:
+        """client: its address without the port, which changes from probe to probe."""
+        key, is_failure = (path, client), outcome[0] >= 400
+        previous = self._failures.pop(key, None)
+        if is_failure:
+            self._failures[key] = outcome
+            if len(self._failures) > MAX_REMEMBERED:
+                del self._failures[next(iter(self._failures))]
+        return previous != (outcome if is_failure else None)
 
 
 class AccessLog:
@@ -106,7 +135,7 @@ class AccessLog:
                 self._trace(record)
 
     def _is_news(self, record: RequestRecord, scope: Scope) -> bool:
-        if record.path not in PATHS or record.method not in METHODS:
+        if record.path not in PROBE_PATHS or record.method not in PROBE_METHODS:
             return True
         client, code = scope.get("client"), record.error.code if record.error is not None else None
         return self._probes.is_news(record.path, client[0] if client else "", (record.status, code))

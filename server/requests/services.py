@@ -41,7 +41,7 @@ class Services:
     """chat: None for a model without a chat template, of which template_source then is empty. output_format:
     how the model writes reasoning and calls of tools. chat_stop_strings, chat_note: as ChatTemplate has them.
     other_names: by which requests may call the model, too; answers carry model_name. logged_fields: names of
-    fields without effect that the log has told; request_body.py is its only writer.
+    fields without effect that the log has told; body.py is its only writer.
     """
 
     model_name: str

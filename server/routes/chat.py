@@ -37,7 +37,7 @@ from headway.server.requests.answer import (
     draft_positions,
     event_stream,
 )
-from headway.server.requests.request_body import body_of
+from headway.server.requests.body import body_of
 from headway.server.requests.services import services_of
 from headway.server.text.tokenizer import Tokenizer
 

@@ -41,7 +41,7 @@ from headway.server.requests.answer import (
     new_answer,
     new_header,
 )
-from headway.server.requests.request_body import body_of, tell_ignored
+from headway.server.requests.body import body_of, tell_ignored
 from headway.server.requests.services import Services, check_model, engine_info, request_id_of, services_of
 from headway.server.text.fim import FAMILIES
 from headway.server.text.prompt import EncodedPrompt, PromptOptions, encode_prompts

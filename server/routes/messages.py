@@ -25,7 +25,7 @@ from headway.server.protocol.messages_api import (
     MessagesRequest,
     PromptFields,
 )
-from headway.server.requests.request_body import body_of, tell_ignored
+from headway.server.requests.body import body_of, tell_ignored
 from headway.server.requests.services import Services, check_model, engine_info, services_of
 
 router = APIRouter(prefix="/v1/messages")

@@ -38,7 +38,7 @@ from headway.server.protocol.responses_objects import (
 )
 from headway.server.protocol.usage import Usage
 from headway.server.requests.answer import Answer, collect
-from headway.server.requests.request_body import body_of, tell_ignored
+from headway.server.requests.body import body_of, tell_ignored
 from headway.server.requests.services import services_of
 from headway.server.responses_api.chat import as_chat
 from headway.server.responses_api.output import (

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from headway.engine import DraftCheck, DrafterName, EngineStats
 from headway.server.http.keys import credentials
 from headway.server.protocol.checks import check_range
-from headway.server.requests.request_body import body_of
+from headway.server.requests.body import body_of
 from headway.server.requests.services import Services, engine_info, max_draft_tokens, services_of
 
 router = APIRouter(prefix="/v1/speculation")

@@ -19,7 +19,7 @@ from headway.server.protocol.chat import check_effort, hidden_media
 from headway.server.protocol.checks import require
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
 from headway.server.protocol.tools import check_tools
-from headway.server.requests.request_body import body_of, tell_ignored, tell_ignored_effort
+from headway.server.requests.body import body_of, tell_ignored, tell_ignored_effort
 from headway.server.requests.services import Services, check_model, engine_info, services_of
 from headway.server.text.detokenizer import Vocabulary
 from headway.server.text.prompt import check_ids

@@ -20,8 +20,7 @@ from headway.server.app import create_app
 from headway.server.base.errors import CODES
 from headway.server.http.guard import RequestIds
 from headway.server.http.keys import Keys
-from headway.server.http.probes import MAX_REMEMBERED, Probes
-from headway.server.requests.access import AccessLog
+from headway.server.requests.access import MAX_REMEMBERED, AccessLog, Probes
 from headway.server.requests.services import Services
 
 URL = "/v1/completions"

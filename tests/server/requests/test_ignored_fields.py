@@ -25,7 +25,7 @@ from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.protocol.tokens import TokenizeRequest
 from headway.server.protocol.tools import FunctionDefinition
-from headway.server.requests.request_body import MAX_LOGGED, THREAD_BYTES
+from headway.server.requests.body import MAX_LOGGED, THREAD_BYTES
 from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
