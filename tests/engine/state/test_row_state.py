@@ -25,7 +25,7 @@ from headway_testing.padded import PaddedLaunches
 from headway_testing.poison import PoisoningRunner
 from headway_testing.running_sum import with_running_sums
 
-from headway.engine import build
+from headway.engine import build, outline
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.causal_lm import CausalLM
@@ -86,13 +86,12 @@ def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _recurrent(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = build._load
-
-    def load_with_sums(*args: Any) -> CausalLM:
-        return with_running_sums(load(*args), scale=1.0)
+    def with_sums(make: Callable[..., CausalLM]) -> Callable[..., CausalLM]:
+        return lambda *args, **options: with_running_sums(make(*args, **options), scale=1.0)
 
     if kind.is_made_up:
-        monkeypatch.setattr(build, "_load", load_with_sums)
+        monkeypatch.setattr(build, "_load", with_sums(build._load))
+        monkeypatch.setattr(outline, "outline_of", with_sums(outline.outline_of))
 
 
 def engine_of(path: Path, **changes: object) -> LocalEngine:
