@@ -19,8 +19,9 @@ from headway.engine.models.model_files import (
 )
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import MAX_DEPTH, DrafterName, EngineConfig
+from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
 from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
     ConfigError,
@@ -68,6 +69,7 @@ from headway.engine.scheduling.limits import (
 )
 
 __all__ = [
+    "DRAFTER_TRAITS",
     "INTERNAL_ERROR",
     "MAX_BAD_WORDS",
     "MAX_BAD_WORD_TOKENS",

@@ -17,6 +17,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.options import has_ordered_sums
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.resolve import (
     Resolved,
@@ -121,7 +122,7 @@ def build_host(resolved: Resolved) -> Scheduler:
         num_blocks=resolved.num_blocks,
         max_model_len=resolved.max_model_len,
         vocab_size=resolved.outline.spec.vocab_size,
-        has_drafter=resolved.config.drafter != "none",
+        drafter=DRAFTER_TRAITS[resolved.config.drafter],
         model_identity=resolved.config.model_path,
         kv_dtype=str(resolved.outline.dtype),
         prefill=resolved.prefill,

@@ -13,6 +13,7 @@ import msgspec
 from headway.engine.build import Engine
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
+from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.errors import ConfigError, ModelError
 from headway.engine.protocol.messages import EngineInfo, TokenEvent
 from headway.engine.protocol.sampling_params import SamplingParams
@@ -59,7 +60,11 @@ def check_logits(engine: Engine) -> None:
 
 def wants_check(info: EngineInfo) -> bool:
     """Returns whether there is an MTP head whose drafts mean anything."""
-    return info.drafter == "mtp" and not info.has_dummy_weights and info.synthetic_acceptance is None
+    return (
+        DRAFTER_TRAITS[info.drafter].reads_head
+        and not info.has_dummy_weights
+        and info.synthetic_acceptance is None
+    )
 
 
 def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
@@ -155,7 +160,7 @@ def _own_scheduler(info: EngineInfo) -> Scheduler:
         num_blocks=info.num_blocks,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        has_drafter=info.drafter != "none",
+        drafter=DRAFTER_TRAITS[info.drafter],
         model_identity="",
         kv_dtype=info.dtype,
     )

@@ -99,7 +99,7 @@ class Runner:
             depths,
             mixed_depths or {max(depths)},
             self.warm_up.policy,
-            catches_up=self.launcher.context.drafter.leaves_pending and max(depths) > 0,
+            catches_up=self.launcher.context.drafter.traits.leaves_pending and max(depths) > 0,
         )
         self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
         self._ring.restart()
@@ -127,7 +127,7 @@ class Runner:
     def measure_catch_ups(self) -> dict[int, float]:
         """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty
         if it never does."""
-        if not self.launcher.context.drafter.leaves_pending:
+        if not self.launcher.context.drafter.traits.leaves_pending:
             return {}
         found = self._measured(self._time_catch_up, (0,))
         return {rows: seconds for (rows, _), seconds in found.items()}

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.logs import LogFormat
 
@@ -22,8 +23,6 @@ CPU_MAX_EXTRA_ROWS = 16
 MIN_PREFILL_CHUNK = 16
 LEAST_MAX_THREADS, THREADS_PER_CORE = 64, 4
 
-# What makes drafts; in an engine that runs, auto has been resolved to one of the others.
-DrafterName = Literal["auto", "mtp", "ngram", "none"]
 DraftLmHead = Literal["auto", "full", "int4", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
 
@@ -37,14 +36,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP
     request; None: no limit but max_running. max_waiting: HTTP requests that may wait. load_format: "dummy"
     draws the weights at random instead of reading them, for measurements. drafter: what makes drafts; auto is
-    the MTP head where the model has one, else nothing. require_speculation: refuses to start where nothing
+    the draft head where the model has one, else nothing. require_speculation: refuses to start where nothing
     drafts, or where the head fails its check. synthetic_acceptance: how often the draft at each position is
     taken, whatever the model picks there, for measurements. audit_rate: the share of the finished requests
     that is computed again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked;
-    draft_layers: weights and inputs of those of the MTP layer's products that follow a norm. The target's are
-    always full. deterministic: refuses to start where a row's text could depend on how many are computed with
-    it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level,
-    log_format: of this process.
+    draft_layers: weights and inputs of those of the draft layers' products that follow a norm. The target's
+    are always full. deterministic: refuses to start where a row's text could depend on how many are computed
+    with it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU.
+    log_level, log_format: of this process.
     """
 
     model_path: str

@@ -10,8 +10,9 @@ from typing import Literal
 import msgspec
 import zmq
 
-from headway.engine.protocol.config import DrafterName, DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
+from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams

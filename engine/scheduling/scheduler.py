@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from headway.engine.grammar.masks import MaskBuffer, MaskFiller
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.drafters import DrafterTraits
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.protocol.stats import EngineStats
@@ -58,7 +59,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         vocab_size: int,
-        has_drafter: bool,
+        drafter: DrafterTraits,
         model_identity: str,
         kv_dtype: str,
         prefill: PrefillPolicy | None = None,
@@ -78,15 +79,16 @@ class Scheduler:
             f"steps of {self._prefill.least_tokens} prompt tokens are shorter than a grid of {prompt_grid}"
         )
         self._prompt_grid = prompt_grid
-        self._has_drafter = has_drafter
+        self._drafter = drafter
         self._is_turn_of_round = False
         self._step = 0
         self._num_taken_in = 0
         self.state = new_state(
             config,
             num_blocks=num_blocks,
-            depth=config.depth if has_drafter else 0,
-            mixed_depths=mixed_depths(config) if has_drafter else {0},
+            depth=config.depth if drafter.has_drafts else 0,
+            mixed_depths=mixed_depths(config) if drafter.has_drafts else {0},
+            drafter=drafter,
             model_identity=model_identity,
             kv_dtype=kv_dtype,
             num_checkpoints=num_checkpoints,
@@ -361,7 +363,7 @@ class Scheduler:
         return chunks
 
     def _add_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:
-        follows_hit = self._has_drafter and 0 < request.num_computed == request.num_cached
+        follows_hit = self._drafter.has_drafts and 0 < request.num_computed == request.num_cached
         last_hit = request.num_computed // self.state.block_size - 1
         if (border := self.state.prefixes.next_border(request)) is not None:
             budget = min(budget, border - request.num_computed)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.drafters import DrafterTraits
 from headway.engine.protocol.errors import LogitsError, RequestError, describe_fault
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import FinishReason
@@ -180,6 +181,7 @@ def new_state(
     num_blocks: int,
     depth: int,
     mixed_depths: set[int],
+    drafter: DrafterTraits,
     model_identity: str,
     kv_dtype: str,
     num_checkpoints: int | None,
@@ -213,5 +215,5 @@ def new_state(
         depth_limit=depth,
         max_depth=depth,
         mixed_depths=mixed_depths,
-        has_late_slots=depth > 0 and config.drafter != "ngram",
+        has_late_slots=depth > 0 and drafter.leaves_pending,
     )

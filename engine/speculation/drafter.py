@@ -13,6 +13,7 @@ import torch
 
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterTraits
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import RoundWindow
 
@@ -40,12 +41,11 @@ class PromptTokens:
 class Drafter(Protocol):
     """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph.
 
-    leaves_pending: whether rounds without drafts leave pairs pending, so that it has to catch up. taps: the
-    layers of the target at whose entrance it reads the residual stream, besides the last state; see
-    `CausalLM.forward`.
+    traits: what others plan by. taps: the layers of the target at whose entrance it reads the residual
+    stream, besides the last state; see `CausalLM.forward`.
     """
 
-    leaves_pending: bool
+    traits: DrafterTraits
     taps: tuple[int, ...]
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Never drafts and keeps nothing."""
 
-    leaves_pending = False
+    traits = DRAFTER_TRAITS["none"]
     taps: tuple[int, ...] = ()
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:

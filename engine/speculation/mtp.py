@@ -15,6 +15,7 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.inputs import ForwardInputs, inputs_of
+from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.sampling.sampler import pick_tokens
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
@@ -64,7 +65,7 @@ def mtp_state(model: CausalLM, max_pending: int) -> tuple[StateSpec, ...]:
 class MtpDrafter:
     """Mutable: it is the only writer of the MTP layers' keys and values and of what `mtp_state` declares."""
 
-    leaves_pending = True
+    traits = DRAFTER_TRAITS["mtp"]
     taps: tuple[int, ...] = ()
 
     def __init__(

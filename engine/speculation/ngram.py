@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from headway.engine.layers.causal_lm import TargetStates
+from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.speculation.drafter import PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
@@ -32,7 +33,7 @@ def ngram_state() -> tuple[PagedSpec, ...]:
 class NgramDrafter:
     """Drafts for every model. Mutable: it is the only writer of the token ids in the pool."""
 
-    leaves_pending = False
+    traits = DRAFTER_TRAITS["ngram"]
     taps: tuple[int, ...] = ()
 
     def __init__(self, pool: StatePool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.protocol.config import DrafterName, EngineConfig
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.plan import MAX_PENDING
 from headway.engine.speculation.drafter import Drafter, NoDrafter
@@ -70,7 +71,7 @@ def check_of_missing_head(config: EngineConfig, model: CausalLM) -> DraftCheck:
 
 def reads_draft_head(config: EngineConfig) -> bool:
     """Returns whether the drafter is the model's draft head. The configuration names its drafter."""
-    return config.drafter == "mtp"
+    return DRAFTER_TRAITS[config.drafter].reads_head
 
 
 def drafter_state(config: EngineConfig, model: CausalLM) -> tuple[StateSpec, ...]:
@@ -80,7 +81,7 @@ def drafter_state(config: EngineConfig, model: CausalLM) -> tuple[StateSpec, ...
 
 def max_pending(config: EngineConfig) -> int:
     """Returns the most pairs of a row that its drafter has not seen. The configuration names its drafter."""
-    return max(config.depth + 1, MAX_PENDING if reads_draft_head(config) else 0)
+    return max(config.depth + 1, MAX_PENDING if DRAFTER_TRAITS[config.drafter].leaves_pending else 0)
 
 
 def new_drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:

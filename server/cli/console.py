@@ -14,13 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from headway import __version__
-from headway.engine import EngineInfo
+from headway.engine import DRAFTER_TRAITS, EngineInfo
 from headway.server.cli.endings import ReaderGoneError
 from headway.server.engine.client import EngineClient
 
 POLL_SECONDS = 0.1
 LINE_EVERY_PERCENT = 25
-DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by n-gram lookup"}
 COMPLETION = {"prompt": "def read_config(path):\n", "max_tokens": 64}
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
@@ -89,7 +88,7 @@ def banner(
             if info.chooses_depth
             else f"{info.depth} drafts a round,"
         )
-        depth = f"{number} {DRAFTERS[info.drafter]}"
+        depth = f"{number} {DRAFTER_TRAITS[info.drafter].by}"
     elif info.has_draft_head:
         depth = "0: speculation is off"
     else:

@@ -22,7 +22,8 @@ from headway.engine.build import Engine
 from headway.engine.execution.runner import Runner
 from headway.engine.loading.headers import DtypeName
 from headway.engine.loop import EngineLoop
-from headway.engine.protocol.config import DrafterName, EngineConfig
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
 from headway.engine.speculation.mtp import MtpDrafter, mtp_state

@@ -19,10 +19,15 @@ from headway.engine.bench.settings import (
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
+from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.errors import ConfigError
 
 BORDERS_OF_PROMPTS = 3  # within the longest prompt of a model with recurrent layers
-DrafterChoice = Literal["auto", "mtp", "ngram", "recorded"]
+DrafterChoice = DrafterName | Literal["recorded"]
+DRAFTERS: tuple[DrafterChoice, ...] = (
+    *(name for name in get_args(DrafterName) if name != "none"),
+    "recorded",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +71,7 @@ class Settings:
                 f"--input-len is {self.input_len} and --tokens {self.num_tokens}, together with one token more at most "
                 f"{limit} for this model; lower one of them"
             )
-        drafter: Literal["auto", "mtp", "ngram", "none"] = (
-            "auto" if self.drafter == "recorded" else self.drafter
-        )
+        drafter: DrafterName = "auto" if self.drafter == "recorded" else self.drafter
         if self.depth == 0:
             drafter = "none"
         elif self.has_recorded_drafts:
@@ -175,6 +178,6 @@ def _parser() -> argparse.ArgumentParser:
         "with recurrent layers 192)")  # fmt: skip
     add("--seed", type=_count, default=0, metavar="N", help="of all that is drawn at random (default: 0)")
     add_engine_flags(parser, kept="all figures and differences")
-    add("--drafter", choices=get_args(DrafterChoice), default="auto", help="recorded: the reference's own tokens, three of four "
-        "right (default: auto: the model's MTP head, or recorded where it has none or the weights are random)")  # fmt: skip
+    add("--drafter", choices=DRAFTERS, default="auto", help="recorded: the reference's own tokens, three of four "
+        "right (default: auto: the model's draft head, or recorded where it has none or the weights are random)")  # fmt: skip
     return parser

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.scheduling.plan import Plan
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
@@ -74,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
-            has_drafter=has_draft_head,
+            drafter=DRAFTER_TRAITS["mtp" if has_draft_head else "none"],
             model_identity="model",
             kv_dtype="float32",
             prefill=PrefillPolicy(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.messages import TokenEvent
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
@@ -37,7 +38,7 @@ class ScheduledDevice:
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
-            has_drafter=has_draft_head,
+            drafter=DRAFTER_TRAITS["mtp" if has_draft_head else "none"],
             model_identity="model",
             kv_dtype="float32",
             prefill=prefill,

@@ -1,0 +1,31 @@
+"""The drafters that an engine can have, as far as others plan by them and tell of them; what they compute is
+in `speculation`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# What makes drafts; in an engine that runs, auto has been resolved to one of the others.
+DrafterName = Literal["auto", "mtp", "ngram", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterTraits:
+    """by: how a start says what drafts. has_drafts: whether it ever does. leaves_pending: it sees the tokens
+    of a round when the next one drafts, so that rounds without drafts leave some pending, with which it has
+    to catch up, and what it keeps of a block is final later than the target's part. reads_head: it has the
+    weights of the model's draft head.
+    """
+
+    by: str
+    has_drafts: bool = True
+    leaves_pending: bool = False
+    reads_head: bool = False
+
+
+DRAFTER_TRAITS: dict[DrafterName, DrafterTraits] = {
+    "mtp": DrafterTraits("by the model's MTP head", leaves_pending=True, reads_head=True),
+    "ngram": DrafterTraits("by n-gram lookup"),
+    "none": DrafterTraits("by nothing", has_drafts=False),
+}
