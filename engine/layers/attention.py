@@ -29,7 +29,8 @@ class Attention:
 
     Where the results have a gate, each head of queries stands before its gate in the projection: q0 gate0 q1
     gate1 ... k v. The state is a key and a value of each token: LayerState "keys" and "values", [num_blocks,
-    block_size, kv_heads, head_dim] each. Immutable but for the weight formats of its Linear layers.
+    block_size, kv_heads, head_dim] each. Of several ranks each has its share of the heads. Immutable but for
+    the weight formats of its Linear layers.
     """
 
     def __init__(
@@ -43,11 +44,16 @@ class Attention:
     ) -> None:
         self._spec, self._cos_sin = spec, tables.of(spec.rope)
         self._rule = ScoreRule(spec.scale, spec.soft_cap, first_position, spec.sliding_window or 0)
-        num_query_parts = spec.num_heads * (2 if spec.has_output_gate else 1)
-        self._heads = (num_query_parts, spec.num_kv_heads, spec.num_kv_heads)
         self._cache_dtype = place.cache_dtype
-        query, key, value = (count * spec.head_dim for count in self._heads)
-        qkv = {"attention.query": query, "attention.key": key, "attention.value": value}
+        query_parts = 2 if spec.has_output_gate else 1
+        own_kv_heads = place.share(spec.num_kv_heads, "heads of keys and values")
+        self._heads = (query_parts * own_kv_heads * spec.gqa_group_size, own_kv_heads, own_kv_heads)
+        key_size = spec.num_kv_heads * spec.head_dim
+        qkv = {
+            "attention.query": query_parts * spec.num_heads * spec.head_dim,
+            "attention.key": key_size,
+            "attention.value": key_size,
+        }
         self.input = place.linear(qkv, hidden_size, has_bias=spec.has_qkv_bias)
         self.output = place.linear(
             {"attention.output": hidden_size}, spec.num_heads * spec.head_dim, has_bias=spec.has_output_bias
@@ -78,7 +84,7 @@ class Attention:
 
     def state(self, max_window: int) -> tuple[PagedSpec, ...]:
         """Declares what is kept of each token: a key and a value."""
-        shape = self._spec.num_kv_heads, self._spec.head_dim
+        shape = self._heads[1], self._spec.head_dim
         return PagedSpec("keys", shape, self._cache_dtype), PagedSpec("values", shape, self._cache_dtype)
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:

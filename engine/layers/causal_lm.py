@@ -55,16 +55,16 @@ class CausalLM:
         """Raises ModelError for a spec that says what no layer computes."""
         spec.check_computed()
         self.spec = spec
-        self.device, self.dtype = place.device, place.dtype
+        self.device, self.dtype, self.group = place.device, place.dtype, place.group
         self._tables = RotaryTables(spec.max_position_embeddings, place)
         self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
         self.layers = [DecoderLayer.of(spec, layer, place, self._tables) for layer in spec.layers]
         self.final_norm = RMSNorm.empty(spec.hidden_size, spec.norm, place)
-        self.lm_head = (
-            Linear(self.embedding)
-            if spec.tied
-            else place.linear({"lm_head": spec.vocab_size}, spec.hidden_size)
-        )
+        if spec.tied:
+            own = place.share(spec.vocab_size, "tokens in its vocabulary")
+            self.lm_head = Linear(self.embedding.narrow(0, self.group.rank * own, own))
+        else:
+            self.lm_head = place.linear({"lm_head": spec.vocab_size}, spec.hidden_size)
         self.draft_head: MtpHead | None = None
         if with_draft_head:
             self.draft_head = MtpHead(
@@ -133,6 +133,7 @@ class CausalLM:
             self.embedding,
             self.spec.residual_scale,
             embedding_scale=self.spec.embedding_scale,
+            group=self.group,
         )
         states = [pool.layer(index) for index in range(len(self.layers))]
         tapped, first = [], 0
@@ -158,4 +159,5 @@ class CausalLM:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden], the last states of `forward`. Returns [n, vocab]."""
-        return soft_capped(self.lm_head(self.final_norm(hidden)), self.spec.logit_soft_cap)
+        own = soft_capped(self.lm_head(self.final_norm(hidden)), self.spec.logit_soft_cap)
+        return self.group.gather(own)

@@ -15,6 +15,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import DELTA_NET_GRID, DeltaNetSpec
+from headway.engine.protocol.errors import ModelError
 from headway.engine.state.specs import LayerState, RowSpec
 from headway.kernels import (
     Activation,
@@ -42,6 +43,8 @@ class DeltaNet:
     """
 
     def __init__(self, spec: DeltaNetSpec, hidden_size: int, place: Placement) -> None:
+        if place.group.size > 1:
+            raise ModelError("delta nets are computed by one rank; serve such a model on one device")
         self._spec, self._dtype = spec, place.dtype
         self._state_dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
         value_size = spec.num_value_heads * spec.value_dim

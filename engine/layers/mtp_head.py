@@ -94,7 +94,7 @@ class MtpHead:
         assert spec.draft_head is not None, "the family announces no MTP head"
         self.spec = spec.draft_head
         self._residual_scale, self._embedding_scale = spec.residual_scale, spec.embedding_scale
-        self._logit_soft_cap = spec.logit_soft_cap
+        self._logit_soft_cap, self._group = spec.logit_soft_cap, place.group
         self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
         self._draft_lm_head = lm_head
         self.layers = [MtpLayer(spec, index, place, tables) for index in range(spec.draft_head.num_layers)]
@@ -149,7 +149,7 @@ class MtpHead:
         + 1."""
         if self.spec.carries == "pre_norm":
             carry = self.layers[index].final_norm(carry)
-        return soft_capped(self._draft_lm_head(carry), self._logit_soft_cap)
+        return self._group.gather(soft_capped(self._draft_lm_head(carry), self._logit_soft_cap))
 
     def fill_cache(
         self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
@@ -207,4 +207,4 @@ class MtpHead:
         layer.hidden_norm(hidden, step, out=normed_hidden)
         scale = self._embedding_scale
         layer.token_norm.embedded(token_ids, self._embedding, step, scale=scale, out=normed_token)
-        return ResidualStream(layer.input(both), self._residual_scale)
+        return ResidualStream(self._group.gather(layer.input(both)), self._residual_scale, self._group)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import Linear
+from headway.engine.protocol.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device and dtype of parameters, and the dtype of the KV cache. The device "meta" gives shapes
-    without memory.
+    """The device and dtype of parameters, the dtype of the KV cache, and the ranks that share the model. The
+    device "meta" gives shapes without memory.
 
     kv_dtype: None for that of the parameters.
     """
@@ -21,6 +23,7 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
+    group: Group = ALONE
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -30,10 +33,22 @@ class Placement:
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
-    def linear(self, outputs: Mapping[str, int], inputs: int, *, has_bias: bool = False) -> Linear:
-        """Returns a layer with parameters that are not initialised.
+    def share(self, count: int, name: str) -> int:
+        """Returns this rank's part of a number of outputs or heads. Raises ModelError where the ranks cannot
+        have equal parts."""
+        size = self.group.size
+        if count % size > 0:
+            raise ModelError(
+                f"the model has {count:,} {name}, which {size} ranks cannot share alike; take a number of ranks that divides it"
+            )
+        return count // size
 
-        outputs: by the path of each parameter that the layer keeps fused, its number of outputs, in order.
+    def linear(self, outputs: Mapping[str, int], inputs: int, *, has_bias: bool = False) -> Linear:
+        """Returns a layer with parameters that are not initialised, of this rank's share of the outputs.
+
+        outputs: by the path of each parameter that the layer keeps fused, its number of outputs over all
+        ranks, in order. Raises ModelError as `share` does.
         """
-        total = sum(outputs.values())
-        return Linear(self.empty(total, inputs), self.empty(total) if has_bias else None, outputs=outputs)
+        own = {path: self.share(count, f"outputs of {path}") for path, count in outputs.items()}
+        total = sum(own.values())
+        return Linear(self.empty(total, inputs), self.empty(total) if has_bias else None, outputs=own)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear
@@ -22,7 +23,7 @@ class _Addition:
     """What is to be added. writer: of whose product with x it is; None: x is complete. norm: of the product,
     if any."""
 
-    x: torch.Tensor  # [tokens, in of the writer], or [tokens, hidden]
+    x: torch.Tensor  # [tokens, this rank's share of the writer's inputs], or [tokens, hidden]
     writer: Linear | None = None
     norm: RMSNorm | None = None
 
@@ -43,11 +44,12 @@ class ResidualStream:
         self,
         residual: torch.Tensor,  # [tokens, hidden], changed in place
         scale: float = 1.0,
+        group: Group = ALONE,
     ) -> None:
-        """scale: what is added is multiplied by it first."""
+        """scale: what is added is multiplied by it first. group: gathers a writer's input and its product."""
         self._residual: torch.Tensor | None = residual
         self._tokens: tuple[torch.Tensor, torch.Tensor, float] | None = None
-        self._scale = scale
+        self._scale, self._group = scale, group
         self._addition: _Addition | None = None
 
     @classmethod
@@ -58,15 +60,16 @@ class ResidualStream:
         scale: float = 1.0,
         *,
         embedding_scale: float = 1.0,
+        group: Group = ALONE,
     ) -> ResidualStream:
         """Returns a stream of embedded tokens, times the embedding scale; the first norm looks them up."""
-        stream = cls(embedding, scale)
+        stream = cls(embedding, scale, group)
         stream._residual, stream._tokens = None, (token_ids, embedding, embedding_scale)
         return stream
 
     def add(
         self,
-        x: torch.Tensor,  # [tokens, in of the writer]
+        x: torch.Tensor,  # [tokens, this rank's share of the writer's inputs]
         writer: Linear,
         norm: RMSNorm | None = None,
     ) -> None:
@@ -99,7 +102,7 @@ class ResidualStream:
         if (
             reader is not None
             and writer is not None
-            and self._scale == 1
+            and self._scale == self._group.size == 1
             and defers_norm(self._residual, writer.stored, reader.stored)
         ):
             self._addition = None
@@ -129,9 +132,9 @@ class ResidualStream:
         addition, self._addition = self._addition, None
         if addition.writer is None:
             return addition.x if self._scale == 1 else addition.x * self._scale
-        if addition.norm is None and self._scale == 1:
+        if addition.norm is None and self._scale == self._group.size == 1:
             return addition.writer.added_to(self._residual, addition.x)
-        product = addition.writer(addition.x)
+        product = self._group.gather(addition.writer(self._group.gather(addition.x)))
         if addition.norm is not None:
             product = addition.norm(product)
         return product if self._scale == 1 else product.mul_(self._scale)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.headers import (
@@ -50,12 +51,13 @@ def load_model(
     with_draft_head: bool,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
+    group: Group = ALONE,
 ) -> CausalLM:
     """Loads a model folder, with its MTP head if it ships one and `with_draft_head`. Raises ModelError.
 
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
     that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then
-    says; None for all that it was made for.
+    says; None for all that it was made for. group: its rank's share is loaded.
     """
     with ExitStack() as stack:
         found = open_checkpoint(
@@ -67,9 +69,12 @@ def load_model(
             max_model_len=max_model_len,
         )
         found = replace(found, spec=_with_true_ties(found))
-        check_memory(found.folder, checked_outline(found), available_bytes(device), device)
-        model = CausalLM(found.spec, Placement(device, found.dtype), with_draft_head=found.has_draft_head)
-        _copy(found.stored, by_name(model, found.names), progress)
+        checked_outline(found)
+        own = outline_of(found.spec, found.dtype, with_draft_head=found.has_draft_head, group=group)
+        check_memory(found.folder, own, available_bytes(device), device)
+        place = Placement(device, found.dtype, group=group)
+        model = CausalLM(found.spec, place, with_draft_head=found.has_draft_head)
+        _copy(found.stored, by_name(model, found.names), group.rank, progress)
     finish_linears(model.linears())
     return model
 
@@ -128,11 +133,17 @@ def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
 
 
 def _copy(
-    stored: Mapping[str, Reader], parameters: Mapping[str, torch.Tensor], progress: Callable[[float], None]
+    stored: Mapping[str, Reader],
+    parameters: Mapping[str, torch.Tensor],
+    rank: int,
+    progress: Callable[[float], None],
 ) -> None:
+    """Copies the rows that the rank has of a parameter: all, or as many as each other rank."""
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for name, parameter in parameters.items():
-        parameter.copy_(stored[name].get_tensor(name))
+        header, count = stored[name].get_slice(name), len(parameter)
+        first = rank * count if header.get_shape()[0] > count else 0
+        parameter.copy_(header[first : first + count])
         done += parameter.nbytes
         progress(done / total)
 

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.placement import Placement
 from headway.engine.models.family import WeightNames
 from headway.engine.models.model_files import check_readable, is_regular_file, read_json_object
@@ -154,9 +155,12 @@ def check_memory(folder: Path, outline: CausalLM, available: int, device: torch.
         )
 
 
-def outline_of(spec: ModelSpec, dtype: torch.dtype, *, with_draft_head: bool) -> CausalLM:
-    """Returns a model whose parameters have shapes and no memory."""
-    return CausalLM(spec, Placement(torch.device("meta"), dtype), with_draft_head=with_draft_head)
+def outline_of(
+    spec: ModelSpec, dtype: torch.dtype, *, with_draft_head: bool, group: Group = ALONE
+) -> CausalLM:
+    """Returns a model, or a rank's share of it, whose parameters have shapes and no memory."""
+    place = Placement(torch.device("meta"), dtype, group=group)
+    return CausalLM(spec, place, with_draft_head=with_draft_head)
 
 
 def by_name(model: CausalLM, names: WeightNames) -> dict[str, torch.Tensor]:
@@ -166,7 +170,8 @@ def by_name(model: CausalLM, names: WeightNames) -> dict[str, torch.Tensor]:
 
 def parameter_counts(model: CausalLM) -> tuple[int, int]:
     """Returns (number of parameters, their size in bytes)."""
-    twin = outline_of(model.spec, model.dtype, with_draft_head=model.draft_head is not None)
+    has_head = model.draft_head is not None
+    twin = outline_of(model.spec, model.dtype, with_draft_head=has_head, group=model.group)
     tensors = twin.tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 

@@ -1,0 +1,42 @@
+"""The ranks that compute one model together, each on a device of its own.
+
+Every rank keeps a share of the outputs of each linear layer, and of the heads between them, with all inputs.
+What a layer reads is gathered before its product. Nothing is summed over ranks, so that their number changes
+no bit of a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class Group(Protocol):
+    """All ranks call `gather` in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [tokens, n], of this rank. Returns [tokens, size * n]: those of all ranks, in their order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A group of one rank, which launches nothing."""
+
+    rank: int = 0
+    size: int = 1
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x itself."""
+        return x
+
+
+ALONE = Alone()
