@@ -84,5 +84,6 @@ class Outline:
     @classmethod
     def of_loaded(cls, model: CausalLM, facts: DeviceFacts, available: int) -> Outline:
         """Describes a model whose weights are loaded."""
-        twin = outline_of(model.spec, model.dtype, with_draft_head=model.has_draft_head)
+        has_head = model.has_draft_head
+        twin = outline_of(model.spec, model.dtype, with_draft_head=has_head, group=model.group)
         return cls(twin, facts, available)
