@@ -1,9 +1,10 @@
 """JSON schemas as grammars can enforce them."""
 
-from headway.server.json_schema.enforceable import WRITING, Schema, enforceable
+from headway.server.json_schema.enforceable import Schema, enforceable
 from headway.server.json_schema.keywords import CONSTRAINTS, LENGTHS, PAGE
 from headway.server.json_schema.patterns import ascii_classes
 from headway.server.json_schema.places import keyword_places, patterns_in
+from headway.server.json_schema.writing import WRITING
 
 __all__ = [
     "CONSTRAINTS",

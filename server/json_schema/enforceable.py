@@ -54,14 +54,10 @@ MAX_SCHEMAS = 5000
 LIFTED_LEVELS = 24  # the library reads 127 levels of objects and arrays; a schema within another takes two or more of them
 MAX_SHOWN = 64  # characters of a value that an error repeats
 
-# Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot
-# write spaces for ever. No \\u escapes: by one of them a listed property would get by as one that the schema
-# does not list.
-WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}
 # Characters that JSON has no other escape for; U+007F, which needs none, the library leaves out of texts.
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-
-
+# What a schema that is a reference may have, too, in every draft.
+BESIDE_REFERENCE = frozenset({"$ref", "$defs", "definitions", "$schema", "$id"})
 _DEFINITION = re.compile("#/(?:\\$defs|definitions)/[^/]*")
 
 
@@ -80,7 +76,7 @@ def enforceable(
     lengths beside a pattern or a format only. Patterns of Rust's between slashes, too. Raises RequestError
     that names the keyword and its place.
     """
-    schema, writing = as_written(schema, WRITING)
+    schema, writing = as_written(schema)
     walk = _Walk(schema, param, dropped, without)
     if not isinstance(schema, dict | bool):
         raise walk.refusal("", "#", "must be an object, true or false")
@@ -107,15 +103,14 @@ class _Walk:
         self._lifted: Schema = {}  # definitions that the client's schema does not have
         self._is_old = False  # a draft in which `$ref` makes void what stands beside it
 
-    def refusal(self, keyword: str, place: str, why: str) -> RequestError:
-        return RequestError(self._complaint(keyword, place, why), param=self._param, code="invalid_grammar")
-
-    def _complaint(self, keyword: str, place: str, why: str) -> str:
+    def refusal(
+        self, keyword: str, place: str, why: str, kind: type[RequestError] = RequestError
+    ) -> RequestError:
         subject = f"{keyword} at {place}" if keyword else f"the schema at {place}"
-        return f"{self._param}: {subject} {why}. See {PAGE}"
+        return kind(f"{self._param}: {subject} {why}. See {PAGE}", param=self._param, code="invalid_grammar")
 
     def _unserved(self, keyword: str, place: str, why: str) -> RequestError:
-        return _Unserved(self._complaint(keyword, place, why), param=self._param, code="invalid_grammar")
+        return self.refusal(keyword, place, why, _Unserved)
 
     def _drop(self, keyword: str, place: str, error: RequestError) -> None:
         """Tells the path of what is left out. Raises the error where nothing may be."""
@@ -205,9 +200,8 @@ class _Walk:
         if keyword in NEUTRAL and value is NEUTRAL[keyword]:
             return
         if keyword in REFUSED:
-            raise self._unserved(
-                keyword, place, f"cannot be enforced while a text is generated; {REFUSED[keyword]}"
-            )
+            why = f"cannot be enforced while a text is generated; {REFUSED[keyword]}"
+            raise self._unserved(keyword, place, why)
         if keyword in ANNOTATIONS or keyword.startswith("x-"):
             return
         if keyword in self._without and _is_beside_others(keyword, schema):
@@ -240,9 +234,8 @@ class _Walk:
         elif keyword not in ("$schema", "$id"):
             written[keyword] = self._value(keyword, value, place)
         elif depth:
-            raise self._unserved(
-                keyword, place, "is served at the root alone; move the schema into $defs without it"
-            )
+            why = "is served at the root alone; move the schema into $defs without it"
+            raise self._unserved(keyword, place, why)
 
     def _check_conflicts(self, keyword: str, value: object, schema: Schema, place: str) -> None:
         """Refuses a keyword that beside its neighbours would mean nothing, or not what it says."""
@@ -250,14 +243,9 @@ class _Walk:
             close = difflib.get_close_matches(keyword, KNOWN, 1)
             hint = f"did you mean {close[0]}?" if close else "a name of your own must begin with x-"
             raise self._unserved(_shown(keyword), place, f"is no keyword that is known; {hint}")
-        if (
-            self._is_old
-            and "$ref" in schema
-            and keyword not in ("$ref", "$defs", "definitions", "$schema", "$id")
-        ):
-            raise self._unserved(
-                keyword, place, "stands beside $ref, which makes it void in this draft; put both into allOf"
-            )
+        if self._is_old and "$ref" in schema and keyword not in BESIDE_REFERENCE:
+            why = "stands beside $ref, which makes it void in this draft; put both into allOf"
+            raise self._unserved(keyword, place, why)
         if keyword == "prefixItems" and (self._is_old or isinstance(schema.get("items"), list)):
             raise self._unserved(keyword, place, "needs the draft 2020-12, and items as a schema")
         if keyword == "additionalItems" and not isinstance(schema.get("items"), list):
@@ -286,9 +274,8 @@ class _Walk:
             inner = f"{place}/{escaped(name)}"
             written[self._pattern(name, inner) if is_pattern else name] = self.schema(entry, inner, depth + 1)
         if len(written) < len(value):
-            raise self._unserved(
-                keyword, place, "has two patterns that mean the same; join their schemas by allOf"
-            )
+            why = "has two patterns that mean the same; join their schemas by allOf"
+            raise self._unserved(keyword, place, why)
         return written
 
     def _writable(self, keyword: str, value: object, place: str) -> object:
@@ -334,12 +321,8 @@ class _Walk:
         if numbers is not None:
             return numbers
         if value not in FORMATS:
-            served = ", ".join(FORMATS)
-            raise self._unserved(
-                "format",
-                place,
-                f"is {_shown(value)}, it must be one of {served}, or left out; pattern does the rest",
-            )
+            why = f"is {_shown(value)}, it must be one of {', '.join(FORMATS)}, or left out; pattern does the rest"
+            raise self._unserved("format", place, why)
         return format_constraint(str(value))
 
     def _pattern(self, value: object, place: str) -> str:
@@ -365,11 +348,8 @@ class _Walk:
             fault = self.refusal if keyword == "type" else self._unserved
             raise fault(keyword, place, f"is {_shown(value)}, it must be {wanted}")
         if keyword in (*NUMBERS, "enum", "const") and (number := inexact_number(value)) is not None:
-            raise self._unserved(
-                keyword,
-                place,
-                f"has {number}; numbers are enforced exactly up to {MAX_EXACT} and of up to 15 digits",
-            )
+            why = f"has {number}; numbers are enforced exactly up to {MAX_EXACT} and of up to 15 digits"
+            raise self._unserved(keyword, place, why)
         return count_of(value) if keyword in COUNTS else value
 
     def _target(self, value: object, place: str) -> str:
@@ -409,9 +389,7 @@ def _is_beside_others(keyword: str, schema: Schema) -> bool:
     """Whether the schema has what is too much beside a length or a reference."""
     if keyword in LENGTHS:
         return bool({"pattern", "format"} & set(schema))
-    return keyword != "$ref" or bool(
-        set(schema) - ANNOTATIONS - {"$ref", "$defs", "definitions", "$schema", "$id"}
-    )
+    return keyword != "$ref" or bool(set(schema) - ANNOTATIONS - BESIDE_REFERENCE)
 
 
 def _shown(value: object) -> str:

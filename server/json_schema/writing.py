@@ -8,6 +8,10 @@ from collections.abc import Callable
 Schema = dict[str, object]
 
 OPTIONS = "x-guidance"
+# Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot
+# write spaces for ever. No \\u escapes: by one of them a listed property would get by as one that the schema
+# does not list.
+WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}
 # The values that change nothing of what is valid. `coerce_one_of` is not needed: members of oneOf that could
 # be valid at once are refused.
 _PASSES: dict[str, Callable[[object], bool]] = {
@@ -20,19 +24,19 @@ _PASSES: dict[str, Callable[[object], bool]] = {
 }
 
 
-def written(schema: object, usual: Schema) -> tuple[object, Schema]:
-    """Returns the schema without its options, and how its text is written: as usual but for what it says.
+def written(schema: object) -> tuple[object, Schema]:
+    """Returns the schema without its options, and how its text is written: by WRITING but for what it says.
 
     Options that would change what is valid stay in the schema, where they are refused.
     """
     options = schema.get(OPTIONS) if isinstance(schema, dict) else None
     if not isinstance(schema, dict) or not isinstance(options, dict):
-        return schema, usual
+        return schema, WRITING
     if not all(name in _PASSES and _PASSES[name](value) for name, value in options.items()):
-        return schema, usual
+        return schema, WRITING
     rest = {name: value for name, value in schema.items() if name != OPTIONS}
     if options.get("whitespace_flexible") is not False:
-        return rest, usual
-    exact = {name: value for name, value in usual.items() if name != "whitespace_pattern"}
+        return rest, WRITING
+    exact = {name: value for name, value in WRITING.items() if name != "whitespace_pattern"}
     named = ("whitespace_flexible", "item_separator", "key_separator")
     return rest, exact | {name: options[name] for name in named if name in options}
