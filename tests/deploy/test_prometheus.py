@@ -112,6 +112,7 @@ def test_every_alert_fires_and_resolves() -> None:
     assert tested == {rule["alert"] for rule in rules("alert")}
 
 
+@pytest.mark.slow
 def test_promtool_finds_nothing_wrong_with_the_metrics(server: Server) -> None:
     lines = httpx.get(f"{server.url}/metrics").text.splitlines(keepends=True)
     # To vLLM's names promtool objects: they have colons.
@@ -120,6 +121,7 @@ def test_promtool_finds_nothing_wrong_with_the_metrics(server: Server) -> None:
     assert promtool("check", "metrics", standard_input=own) == ""
 
 
+@pytest.mark.slow
 def test_every_recording_rule_has_data_under_load(prometheus: Prometheus) -> None:
     found = {rule["record"]: prometheus.query(rule["record"]) for rule in rules("record")}
     assert {name: values for name, values in found.items() if not values} == {}
@@ -127,6 +129,7 @@ def test_every_recording_rule_has_data_under_load(prometheus: Prometheus) -> Non
     assert unmeasured == []
 
 
+@pytest.mark.slow
 def test_everything_that_an_alert_reads_is_there(prometheus: Prometheus) -> None:
     read = {selector for rule in rules("alert") for selector in selectors(rule["expr"])}
     assert len(read) > 8
@@ -134,6 +137,7 @@ def test_everything_that_an_alert_reads_is_there(prometheus: Prometheus) -> None
     assert [selector for selector in sorted(read) if not prometheus.query(selector)] == []
 
 
+@pytest.mark.slow
 def test_prometheus_evaluates_all_rules_and_none_alerts(prometheus: Prometheus) -> None:
     found = prometheus.rules()
     assert len(found) == len(rules("record")) + len(rules("alert"))
@@ -141,6 +145,7 @@ def test_prometheus_evaluates_all_rules_and_none_alerts(prometheus: Prometheus) 
     assert [rule["name"] for rule in found if rule.get("state", "inactive") == "firing"] == []
 
 
+@pytest.mark.slow
 def test_every_panel_has_data_under_load(prometheus: Prometheus) -> None:
     queries = list(panel_queries())
     assert len(queries) > 30
@@ -150,6 +155,7 @@ def test_every_panel_has_data_under_load(prometheus: Prometheus) -> None:
     assert {title for title, values in found.items() if any(math.isnan(v) for _, v in values)} == set()
 
 
+@pytest.mark.slow
 def test_prometheus_counted_what_was_sent(prometheus: Prometheus, server: Server) -> None:
     """The load's kinds are all there, and the last scrape holds what the daemon says."""
     prometheus.wait_for_scrape()

@@ -14,6 +14,8 @@ import pytest
 from headway_testing.daemon import Server
 from headway_testing.prometheus import Prometheus
 
+pytestmark = pytest.mark.slow
+
 MODEL = "boards/tiny"  # the name that the fixture `server` gives it
 NUM_REQUESTS = 3  # with a scrape after each
 BY_MODEL = f'{{model_name="{MODEL}"}}'

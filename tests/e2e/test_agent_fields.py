@@ -15,6 +15,8 @@ from headway_testing.api_examples import examples
 from headway_testing.chat_models import HERMES_TEMPLATE, scripted_model
 from headway_testing.daemon import Server, headway_command, running_scripted_server
 
+pytestmark = pytest.mark.slow
+
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
 TOOL = {
     "type": "function",

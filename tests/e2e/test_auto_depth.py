@@ -8,6 +8,8 @@ import httpx
 import pytest
 from headway_testing.daemon import Server
 
+pytestmark = pytest.mark.slow
+
 BODY = {"prompt": "def add(a, b):\n", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 KEY = {"Authorization": "Bearer secret"}
 

@@ -13,6 +13,8 @@ from headway_testing.daemon import headway_command
 
 from headway.server.bench.interference import NUM_ALONE
 
+pytestmark = pytest.mark.slow
+
 RATES = (0.9, 0.7)
 NUM_REQUESTS = 8  # of a closed loop
 

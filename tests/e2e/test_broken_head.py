@@ -14,6 +14,8 @@ from headway_testing.daemon import start_server, stop_server
 
 from headway.engine.bench.shape import made_up_tokenizer
 
+pytestmark = pytest.mark.slow
+
 VOCAB_SIZE = 300
 FLAGS = ("--threads", "1", "--depth", "3", "--kv-cache-memory", "16MiB")
 

@@ -14,6 +14,8 @@ from headway_testing.hybrid import HybridOracle
 
 from headway.engine.bench.shape import made_up_tokenizer
 
+pytestmark = pytest.mark.slow
+
 VOCAB_SIZE = 300
 
 

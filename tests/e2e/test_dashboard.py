@@ -13,6 +13,8 @@ from headway_testing.daemon import Server
 from headway_testing.tools import installed
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
+pytestmark = pytest.mark.slow
+
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",

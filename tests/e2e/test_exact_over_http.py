@@ -16,6 +16,7 @@ def assert_exact(outcome: Outcome) -> None:
     assert outcome.coverage["drafts accepted"] > 0
 
 
+@pytest.mark.slow
 def test_random_requests_in_a_crowd_get_what_each_gets_alone() -> None:
     assert_exact(check("qwen3", 2, 12, seed=0, settings=["depth 3, preempted"]))
 

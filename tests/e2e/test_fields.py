@@ -13,6 +13,8 @@ import httpx
 import openai
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "def read_config(path):\n"
 DEPTHS = pytest.mark.parametrize("depth", [0, 3], ids=["no-drafts", "3-drafts"])
 

@@ -18,6 +18,8 @@ import pytest
 from headway_testing.api_examples import examples
 from headway_testing.daemon import Server
 
+pytestmark = pytest.mark.slow
+
 README = (Path(__file__).parents[2] / "README.md").read_text()
 LINE = 8  # characters; `else:` may come again
 

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from headway_testing.daemon import KV_CACHE, headway_command
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 90.0
 
 

@@ -104,6 +104,7 @@ def test_a_request_that_turns_speculation_off_gets_the_same_text(client: openai.
     assert none == 0 < accepted
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_the_text_of_the_server(server: Any) -> None:
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
     served = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"]
@@ -135,6 +136,7 @@ def client_of(server: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_streams", [24, pytest.param(64, marks=pytest.mark.long)])
 async def test_many_streams_at_once_all_finish(server: Any, prompts: list[str], num_streams: int) -> None:
     async with client_of(server) as http:
@@ -155,6 +157,7 @@ async def test_many_streams_at_once_all_finish(server: Any, prompts: list[str], 
     await asyncio.to_thread(server.wait_until_idle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_requests", [60, pytest.param(200, marks=pytest.mark.long)])
 async def test_after_requests_with_disconnects_every_block_is_free(
     server: Any, prompts: list[str], num_requests: int
@@ -216,6 +219,7 @@ async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(server: 
     assert server.metric("headway_engine_restarts_total") == restarts + 1
 
 
+@pytest.mark.slow
 async def test_metrics_agree_with_a_recorded_run(server: Any, prompts: list[str]) -> None:
     names = [
         "headway_generation_tokens_total",

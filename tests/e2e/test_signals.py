@@ -16,6 +16,8 @@ from headway_testing.daemon import KV_CACHE, START_SECONDS, Server, headway_comm
 
 from headway.server.engine.private_folder import PREFIX
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -41,6 +41,7 @@ def server() -> Iterator[Server]:
     yield from running_server(*SERVER_FLAGS, *KV_CACHE, environment=SERVER_ENVIRONMENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_requests", "num_stretches"), [(32, 4), pytest.param(192, NUM_STRETCHES, marks=pytest.mark.long)]
 )
@@ -143,6 +144,7 @@ def test_a_fifth_of_the_requests_is_left_and_every_field_is_used() -> None:
     assert len(fields) == 24
 
 
+@pytest.mark.slow
 def test_rows_are_brought_up_together_and_end_one_after_the_other(server: Server) -> None:
     """Three kinds of rounds of 4, 3, 2 and 1 rows, three of each, the first token of each row before them."""
     before = [server.metric("headway_spec_decode_depth_bucket", le=depth) for depth in ("0.0", "1.0")]

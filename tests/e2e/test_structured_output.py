@@ -20,6 +20,8 @@ from headway_testing.daemon import Server
 from headway_testing.schemas import random_schema
 from headway_testing.scripted_process import TURN
 
+pytestmark = pytest.mark.slow
+
 MODEL = "demo-tools"
 PROMPTS = ("def read_config(path):\n", "import os\n", "x = ", "# A list of colors\nCOLORS = ")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 6, "b": 7}}\n</tool_call>'

@@ -8,7 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from headway_testing.daemon import KV_CACHE, start_server, stop_server
+
+pytestmark = pytest.mark.slow
 
 TIMEOUT_SECONDS = 3
 

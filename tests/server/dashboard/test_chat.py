@@ -20,7 +20,7 @@ from headway.server.http.keys import Keys
 from headway.server.requests.services import Services
 from headway.server.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 Answer = Callable[..., None]
 
 HELLO = {"role": "user", "content": "Hello"}

@@ -12,7 +12,7 @@ from headway_testing.chat_page import ChatPage
 from headway_testing.fake_engine import FakeEngine
 from playwright.async_api import expect
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 Answer = Callable[..., None]
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

@@ -15,7 +15,7 @@ from playwright.async_api import Page, Route, expect
 from headway.server.routes.dashboard import DashboardData, ServerFacts
 from headway.server.telemetry.history import QUANTILES, Point
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 BEGIN = 1_800_000_000.0
 
 

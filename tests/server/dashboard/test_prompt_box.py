@@ -16,7 +16,7 @@ from headway.server.formats import find_format
 from headway.server.requests.services import Services
 from headway.server.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 SCRIPT = "the quick brown fox 日本語 😀 jumps"
 
 
