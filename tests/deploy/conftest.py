@@ -1,4 +1,4 @@
-"""One daemon and one Prometheus for the tests of all that reads metrics: each takes seconds to begin."""
+"""One daemon for the tests of all that reads metrics, and a Prometheus for each of their modules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def server() -> Iterator[Server]:
     yield from running_server("--metrics-names", "both", "--served-model-name", "boards/tiny")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scraping(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With the configuration that is deployed, but half a second between scrapes."""
+    """With the configuration that is deployed, but half a second between scrapes. It ends with its
+    module, for its scrapes would go on beside the tests of other folders."""
     config = yaml.safe_load((RULES / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]

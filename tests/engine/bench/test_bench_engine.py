@@ -171,6 +171,7 @@ def test_ceilings_are_of_this_machine() -> None:
     assert 1e8 < ceilings.matmul_flop < 1e15
 
 
+@pytest.mark.slow
 def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = random_mimo(tmp_path / "model")
     arguments = [
@@ -408,6 +409,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.main(SMALL) == 130
 
 
+@pytest.mark.slow
 def test_the_command_runs_with_the_embedded_model() -> None:
     command = headway_command("bench", "engine", *SMALL, "--batch", "1", "--depth", "0,3")
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

@@ -172,6 +172,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(constructed_hybrid(tmp_path_factory.mktemp("model") / "qwen", noise=0.07))
 
 
+@pytest.mark.slow
 def test_nothing_changes_a_text_of_recurrent_layers(
     hybrid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,8 +274,7 @@ RECURRENT_FAULTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = 
     "fault",
     [
         forgets_checkpoints,
-        keeps_rejected_drafts,
-        draws_another_state,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (keeps_rejected_drafts, draws_another_state)),
         *(pytest.param(f, marks=pytest.mark.long) for f in (saves_checkpoints_too_early, takes_longer_windows_otherwise)),
     ],
 )  # fmt: skip

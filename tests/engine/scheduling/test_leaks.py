@@ -6,6 +6,7 @@ import gc
 import sys
 from importlib.resources import files
 
+import pytest
 from headway_testing.crowd import run_crowd
 from headway_testing.local import LocalEngine
 
@@ -23,6 +24,7 @@ def held_bytes() -> int:
     return sum(map(sys.getsizeof, gc.get_objects()))
 
 
+@pytest.mark.slow
 def test_a_crowd_leaves_no_object_behind() -> None:
     """The first time makes all that is made once, and fills the prefix index: the requests have more than 63
     blocks. What else happens once, such as a table that outgrows its memory, is no more of one of the last

@@ -35,7 +35,7 @@ SPELLS = {
     "500": ([(3, 9), (0, 500)], 640),
     "500-of-depth-1": ([(3, 9), (1, 500)], 900),
 }
-PLAIN = {("accepted-1", "short"), ("random-3", "random")}
+MARKS = {("accepted-1", "short"): (), ("random-3", "random"): pytest.mark.slow}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def assert_equal_blocks(
 @pytest.mark.parametrize(
     ("model", "spells", "max_tokens"),
     [
-        pytest.param(kind, *SPELLS[name], id=f"{label}-{name}", marks=() if (label, name) in PLAIN else LONG)
+        pytest.param(kind, *SPELLS[name], id=f"{label}-{name}", marks=MARKS.get((label, name), LONG))
         for label, kind in MODELS.items()
         for name in SPELLS
     ],

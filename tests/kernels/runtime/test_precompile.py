@@ -170,6 +170,7 @@ def test_loaded_kernels_are_launched_as_ever(made_up: ModuleType, driver: Launch
     assert not precompiler.has_missing
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_compile_is_told_once_and_by_whoever_launches_it(
     made_up: ModuleType, driver: LaunchDriver, compiled: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_kernel_that_no_module_has_is_compiled_when_it_is_launched(
     assert (compiled, driver.num_launched) == (["tripled"], 1)
 
 
+@pytest.mark.slow
 def test_workers_that_die_end_nothing(
     made_up: ModuleType,
     driver: LaunchDriver,
@@ -225,6 +227,7 @@ def test_workers_that_cannot_be_started_end_nothing(
     assert "6 of 7 kernels were not compiled" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_compiled_though_the_launches_end_by_an_error(
     made_up: ModuleType, compiled: list[str]
 ) -> None:
@@ -242,6 +245,7 @@ def test_what_is_recorded_is_compiled_though_the_launches_end_by_an_error(
     assert compiled == ["doubled"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_does_not_wait_for_workers(made_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MADE_UP_FAULT", "hangs")
     used: list[Precompiler] = []
@@ -306,6 +310,7 @@ def test_a_worker_answers_every_request_and_ends_with_its_input(compiled: list[s
 SEVERAL = ["_hopper_linear", "quantized_linear", "rope_append", "store_pending_states"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choice",
     [["90", *SEVERAL], *(pytest.param([capability], marks=pytest.mark.long) for capability in ("80", "90", "100"))],
