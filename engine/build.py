@@ -36,7 +36,7 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import MaskTable
 from headway.engine.state.memory import available_bytes, keep_freed_memory
 from headway.engine.state.pool import StatePool
-from headway.engine.state.processors import AdjustmentTable
+from headway.engine.state.processors import LogitsProcessorTable
 from headway.kernels import keep_sums_whole
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def build_device(resolved: Resolved, model: CausalLM, drafter: Drafter | None = 
     elif has_ordered_sums(config, resolved.outline):
         order_sums(model)
     # These and the rows are taken before the pool takes most of what is left.
-    adjustments = AdjustmentTable(config.num_rows, vocab_size, device)
+    processors = LogitsProcessorTable(config.num_rows, vocab_size, device)
     masks = MaskTable(config.num_rows, config.depth + 1, vocab_size, device)
     rows = take_rows(config, model, resolved.max_model_len)
     pool = StatePool(
@@ -108,7 +108,7 @@ def build_device(resolved: Resolved, model: CausalLM, drafter: Drafter | None = 
         rows,
         drafter or new_drafter(config, model, pool, rows),
         max_depth=config.depth,
-        adjustments=adjustments,
+        processors=processors,
         masks=masks,
         synthetic=None if rates is None else SyntheticAcceptance.of_rates(rates, vocab_size, device),
         prefill=resolved.prefill,

@@ -14,7 +14,7 @@ from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
 from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES
 
-MAX_ADJUSTMENTS_SHARE = 0.25
+MAX_PROCESSORS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
 
 
@@ -129,15 +129,15 @@ def check_audit(config: EngineConfig, outline: Outline) -> None:
         raise ConfigError(f"{given} in {outline.dtype} on {outline.device.type}; use --dtype float32")
 
 
-def check_adjustments(config: EngineConfig, outline: Outline, available: int) -> None:
+def check_logits_processors(config: EngineConfig, outline: Outline, available: int) -> None:
     """available: bytes on the device. Raises ConfigError."""
     vocab_size = outline.spec.vocab_size
     needed = table_bytes(config.num_rows, vocab_size)
-    limit = MAX_ADJUSTMENTS_SHARE * available
+    limit = MAX_PROCESSORS_SHARE * available
     if needed > limit:
         most = int(limit / table_bytes(1, vocab_size))
         raise ConfigError(
             f"penalties and biases of {config.num_rows} requests over {vocab_size:,} tokens take "
-            f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_ADJUSTMENTS_SHARE:.0%} of what "
+            f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_PROCESSORS_SHARE:.0%} of what "
             f"is available on {config.device}); lower --max-running to {most}"
         )

@@ -20,9 +20,9 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.loading.headers import NAMED_DTYPES, dummy_dtype, outline_of, parameter_counts
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
-    check_adjustments,
     check_audit,
     check_deterministic,
+    check_logits_processors,
     check_recurrence,
     has_ordered_sums,
     wants_draft_head,
@@ -132,7 +132,7 @@ def resolve(
         threads=config.threads or default_threads,
     )
     with noted():
-        check_adjustments(config, outline, left)
+        check_logits_processors(config, outline, left)
     layers, of_drafter = model.state(config.depth + 1), drafter_state(config, model)
     parts = _divide(config, outline, (*layers, of_drafter), left, noted)
     return Resolved(

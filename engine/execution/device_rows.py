@@ -11,7 +11,7 @@ import torch
 from headway.engine.protocol.errors import describe_fault
 from headway.engine.scheduling.plan import BlockGrant, CheckpointSave, Plan, RowMove, RowSetup
 from headway.engine.state.pool import StatePool
-from headway.engine.state.processors import AdjustmentTable
+from headway.engine.state.processors import LogitsProcessorTable
 from headway.engine.state.row_tensors import RowTensors, numbers_of
 from headway.engine.state.transfer import to_device
 
@@ -26,10 +26,10 @@ class DeviceRows:
     numbers and the state on the device.
     """
 
-    def __init__(self, numbers: RowTensors, pool: StatePool, adjustments: AdjustmentTable) -> None:
+    def __init__(self, numbers: RowTensors, pool: StatePool, processors: LogitsProcessorTable) -> None:
         self.numbers = numbers
         self._pool = pool
-        self.adjustments = adjustments
+        self.processors = processors
         self.num_logprobs: dict[int, int] = {}  # by row, for rows that return any
         self._views: dict[tuple[int, bool], RowTensors] = {}
 
@@ -45,13 +45,13 @@ class DeviceRows:
         once."""
         key = (num_rows, is_adjusted)
         if key not in self._views:
-            adjustments = self.adjustments.first(num_rows) if is_adjusted else None
-            self._views[key] = self.numbers.first(num_rows, adjustments)
+            processors = self.processors.first(num_rows) if is_adjusted else None
+            self._views[key] = self.numbers.first(num_rows, processors)
         return self._views[key]
 
     def at(self, index: torch.Tensor) -> RowTensors:
         """Returns a copy of the rows [n] int64, with their logits processors if any row uses some."""
-        return self.numbers.at(index, self.adjustments.at(index) if self.adjustments.is_used else None)
+        return self.numbers.at(index, self.processors.at(index) if self.processors.is_used else None)
 
     def update(self, plan: Plan) -> tuple[tuple[int, str], ...]:
         """Applies the plan's changes of rows, in the order of its fields.
@@ -70,7 +70,7 @@ class DeviceRows:
             return
         self.numbers.release(to_device(rows, self.device))
         for row in rows:
-            self.adjustments.release(row)
+            self.processors.release(row)
             self.num_logprobs.pop(row, None)
 
     def move(self, moves: Sequence[RowMove]) -> None:
@@ -80,7 +80,7 @@ class DeviceRows:
         sources, targets = [move.source for move in moves], [move.target for move in moves]
         self.numbers.move(to_device(sources, self.device), to_device(targets, self.device))
         for source, target in zip(sources, targets, strict=True):
-            self.adjustments.move(source, target)
+            self.processors.move(source, target)
             if source in self.num_logprobs:
                 self.num_logprobs[target] = self.num_logprobs.pop(source)
 
@@ -110,7 +110,7 @@ class DeviceRows:
     def _prepare(self, setup: RowSetup) -> None:
         """Sets up the parts that a row has only on request."""
         if setup.history is not None:
-            self.adjustments.set_up(setup.row, setup.sampling, setup.history)
+            self.processors.set_up(setup.row, setup.sampling, setup.history)
         if setup.sampling.num_logprobs is not None:
             self.num_logprobs[setup.row] = setup.sampling.num_logprobs
 

@@ -68,16 +68,16 @@ class PromptEnds:
             assert not is_scored, "first tokens that a round sampled have no log-probabilities"
             results.first_tokens = sampled[index]
             tokens = results.first_tokens.clamp(min=0)
-        table.adjustments.count(index, tokens)
+        table.processors.count(index, tokens)
         begin_decode(table.numbers.state(), index, tokens, length, self._block_size)
 
     def warm_up(self, num_prompts: int, masks: Masks) -> None:
         """Runs what follows prompts, without and with logits processors and masks; all of row 0, which stays
         padding. masks: of all rows, none of which is masked."""
-        numbers, adjustments = self._table.numbers, self._table.adjustments
+        numbers, processors = self._table.numbers, self._table.processors
         index = torch.zeros(num_prompts, dtype=torch.int64, device=self._table.device)
         logits = self._model.logits(self._model.no_states(num_prompts))
-        for used in (None, adjustments.at(index)):
+        for used in (None, processors.at(index)):
             no_window = index[:, None][:, :0]
             pick_tokens(logits[:, None], numbers.at(index, used), index, no_window, masks=masks.at(index))
         row = index[:1]

@@ -30,7 +30,7 @@ from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import Masks, MaskTable
 from headway.engine.state.pool import StatePool
-from headway.engine.state.processors import AdjustmentTable
+from headway.engine.state.processors import LogitsProcessorTable
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.transfer import to_device, wait_for
 from headway.kernels import stamp
@@ -47,7 +47,7 @@ class Runner:
         drafter: Drafter,
         *,
         max_depth: int,
-        adjustments: AdjustmentTable | None = None,
+        processors: LogitsProcessorTable | None = None,
         masks: MaskTable | None = None,
         synthetic: SyntheticAcceptance | None = None,
         prefill: PrefillPolicy | None = None,
@@ -58,10 +58,10 @@ class Runner:
         self.pool = pool
         self.rows = rows
         self.device = rows.limits.device
-        self.adjustments = adjustments or AdjustmentTable(
+        self.processors = processors or LogitsProcessorTable(
             len(rows.limits), model.spec.vocab_size, self.device
         )
-        self.table = DeviceRows(rows, pool, self.adjustments)
+        self.table = DeviceRows(rows, pool, self.processors)
         self.masks = masks or MaskTable(len(rows.limits), max_depth + 1, model.spec.vocab_size, self.device)
         self._ring = HostRing(NUM_STAMPS + len(rows.limits) * (max_depth + 2), self.device)
         self._draft_ring = HostRing(1 + len(rows.limits) * max(max_depth, 1), self.device)
@@ -225,7 +225,7 @@ class Runner:
         wanted = StepKey(
             num_rows,
             depth,
-            is_adjusted=self.adjustments.is_used,
+            is_adjusted=self.processors.is_used,
             keeps_logits=any(row < num_rows for row in self.table.num_logprobs),
         )
         return wanted if self.grid is None else self.grid.round(wanted)

@@ -265,6 +265,6 @@ def _finish_round(
     )
     context.model.commit(forwarded.inputs, emitted[:, 0], context.pool)
     context.drafter.observe_round(rows, window, forwarded.states)
-    if rows.adjustments is not None:
-        count_tokens(sampled, emitted[:, 0], rows.adjustments)
+    if rows.processors is not None:
+        count_tokens(sampled, emitted[:, 0], rows.processors)
     return RoundOutcome(packed, depth, logits if keeps_logits else None)

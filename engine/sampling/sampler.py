@@ -35,13 +35,13 @@ def pick_tokens(
     exist.
     """
     processed = None
-    if rows.adjustments is not None:
-        processed = process_logits(logits, window_tokens, positions, rows.adjustments)
+    if rows.processors is not None:
+        processed = process_logits(logits, window_tokens, positions, rows.processors)
     if masks is not None:
         logits = logits.clone() if keeps_logits else logits
         mask_logits(logits, masks.entries, masks.allowed)
     parameters = positions, rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.seeds
-    if processed is None or rows.adjustments is None:
+    if processed is None or rows.processors is None:
         return sample(logits, *parameters, out=out, broken=broken)
     if masks is not None:
         mask_logits(processed, masks.entries, masks.allowed)
@@ -49,7 +49,7 @@ def pick_tokens(
         return sample(processed, *parameters, out=out, broken=broken)
     tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device) if out is None else out
     broken = torch.empty_like(tokens, dtype=torch.bool) if broken is None else broken
-    is_used = rows.adjustments.is_used
+    is_used = rows.processors.is_used
     sample(logits, *parameters, out=tokens, broken=broken, only=~is_used)
     return sample(processed, *parameters, out=tokens, broken=broken, only=is_used)
 

@@ -18,7 +18,7 @@ from headway.engine.state.transfer import to_device
 from headway.kernels import LogitsProcessorState
 
 
-class AdjustmentTable:
+class LogitsProcessorTable:
     """Mutable: written by the runner at admission, and by rounds through `first`."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:

@@ -91,7 +91,7 @@ class RowTensors:
     seeds: Annotated[torch.Tensor, Column(source=_seed)]  # [N] int64
     pending_tokens: Annotated[torch.Tensor, Column(lambda sizes: (sizes.pending,))]  # [N, max_pending] int64
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
-    adjustments: LogitsProcessorState | None = (
+    processors: LogitsProcessorState | None = (
         None  # of the same rows, while any of them uses some; not its memory
     )
 
@@ -114,29 +114,29 @@ class RowTensors:
         # Counted on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy for a
         # second.
         tensors["state_ids"].copy_(torch.arange(num_rows))
-        return cls(**tensors, adjustments=None)
+        return cls(**tensors, processors=None)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the columns by name, without the adjustments."""
+        """Returns the columns by name, without the state of logits processors."""
         return {name: getattr(self, name) for name in _COLUMNS}
 
     def state(self) -> RowState:
         """Returns the columns that a round's bookkeeping changes, in the same memory."""
         return RowState(**{f.name: getattr(self, f.name) for f in fields(RowState)})
 
-    def first(self, num_rows: int, adjustments: LogitsProcessorState | None = None) -> RowTensors:
-        """Returns the first rows in the same memory, with the adjustments of the same rows."""
+    def first(self, num_rows: int, processors: LogitsProcessorState | None = None) -> RowTensors:
+        """Returns the first rows in the same memory, with the state of their logits processors."""
         tensors = {name: tensor[:num_rows] for name, tensor in self.tensors().items()}
-        return RowTensors(**tensors, adjustments=adjustments)
+        return RowTensors(**tensors, processors=processors)
 
     def at(
         self,
         index: torch.Tensor,  # [n] int64
-        adjustments: LogitsProcessorState | None = None,  # of the same rows
+        processors: LogitsProcessorState | None = None,  # of the same rows
     ) -> RowTensors:
         """Returns a copy of these rows."""
         tensors = {name: tensor[index] for name, tensor in self.tensors().items()}
-        return RowTensors(**tensors, adjustments=adjustments)
+        return RowTensors(**tensors, processors=processors)
 
     def set_up(
         self,

@@ -382,7 +382,7 @@ def scores_masked_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def faulty(*args: Any, keeps_logits: bool = False, **kwargs: Any) -> torch.Tensor:
         rows = args[1]
-        return original(*args, keeps_logits=keeps_logits and rows.adjustments is None, **kwargs)
+        return original(*args, keeps_logits=keeps_logits and rows.processors is None, **kwargs)
 
     monkeypatch.setattr(prompt_ends, "pick_tokens", faulty)
 

@@ -49,7 +49,7 @@ class Noting:
             return "nothing was launched"
         return (
             f"step {self.num_launched}: {len(plan.decode_request_ids)} rows at depth {plan.depth}, adjusted: "
-            f"{self._runner.adjustments.is_used}, mixed: {plan.is_mixed}, prefills (start, tokens, scored): "
+            f"{self._runner.processors.is_used}, mixed: {plan.is_mixed}, prefills (start, tokens, scored): "
             f"{[(c.start, len(c.token_ids), len(c.scored_token_ids)) for c in plan.prefill]}"
         )
 

@@ -29,7 +29,7 @@ from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.result_reader import ResultReader
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.updates import RequestUpdate
-from headway.engine.state.processors import AdjustmentTable
+from headway.engine.state.processors import LogitsProcessorTable
 
 SUCCESSORS = random_cycle(128).tolist()
 VICTIM_SEED = 1
@@ -66,7 +66,7 @@ SITES: dict[str, Site] = {
     "its chunk": Site(headway.engine.scheduling.scheduler, "next_chunk", 0),
     "its row": Site(DeviceRows, "_prepare", 1),
     "its numbers": Site(headway.engine.execution.device_rows, "numbers_of", 0),
-    "its tables": Site(AdjustmentTable, "set_up", 2),
+    "its tables": Site(LogitsProcessorTable, "set_up", 2),
     "reading its chunk": Site(ResultReader, "_read_chunk", 1),
     "reading its row": Site(ResultReader, "_read_row", 1),
     "publishing its blocks": Site(PrefixCache, "publish", 1),
@@ -173,7 +173,7 @@ def assert_nothing_leaks(engine: LocalEngine, *, num_errors: int) -> None:
     engine.run()
     texts = [engine.outputs[i].token_ids for i in again]
     assert all(text == texts[0] and len(text) == 6 for text in texts)
-    assert not engine.engine.runner.adjustments.is_used
+    assert not engine.engine.runner.processors.is_used
 
 
 def test_an_event_of_a_fault_comes_after_the_count_of_it(

@@ -96,7 +96,7 @@ class Watch:
     def row_tensors(self) -> dict[str, torch.Tensor]:
         """Everything that is stored by row."""
         slots = {name: t for name, t in self.runner.rows.tensors().items() if name not in SCRATCH}
-        tensors = slots | self.runner.adjustments.first(len(slots["limits"])).tensors()
+        tensors = slots | self.runner.processors.first(len(slots["limits"])).tensors()
         of_rows = {
             spec.name: tensor
             for spec, tensor in self.runner.pool._memory.items()

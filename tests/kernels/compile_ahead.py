@@ -73,8 +73,8 @@ SAMPLING = (
 )
 SAMPLING |= pointers("temperature top_p min_p highest score top near value", "*fp32")
 LOGITS = ("vocab_size",)
-ADJUSTMENTS = pointers("out penalty bias", "*fp32") | pointers("is_used is_in_prompt", "*i1")
-ADJUSTMENTS |= pointers("token_count", "*i32")
+PROCESSORS = pointers("out penalty bias", "*fp32") | pointers("is_used is_in_prompt", "*i1")
+PROCESSORS |= pointers("token_count", "*i32")
 SEARCH = {"CHUNK": 2048, "RUN": 64, "PIECE": 512, "OVERLAPS": True}
 PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED": 64}
 PICK |= {"BLOCK": 1024}
@@ -657,7 +657,7 @@ CASES = [
             Case(
                 "process_logits",
                 "_adjust_kernel",
-                pointers("logits", kind) | pointers("window_token") | ADJUSTMENTS,
+                pointers("logits", kind) | pointers("window_token") | PROCESSORS,
                 {"TOKENS": 1024},
                 divisible=LOGITS,
             ),
@@ -809,7 +809,7 @@ CASES = [
         "_mask_kernel",
         pointers("window_token position stop_token min_position bad_word recent_token")
         | pointers("forced_position forced_token forced_after")
-        | ADJUSTMENTS,
+        | PROCESSORS,
         {"STOPS": 64, "WORDS": 256, "LENGTH": 16}
         | {"STOPS_BLOCK": 64, "WORDS_BLOCK": 256, "LENGTH_BLOCK": 16, "TOKENS": 1024},
         divisible=LOGITS,

@@ -39,7 +39,7 @@ def test_warming_up_a_prefill_leaves_nothing_behind(
     picks: list[bool] = []
 
     def pick_tokens(logits: torch.Tensor, rows: Any, *rest: Any, **options: Any) -> torch.Tensor:
-        picks.append(rows.adjustments is not None)
+        picks.append(rows.processors is not None)
         return sampler.pick_tokens(logits, rows, *rest, **options)
 
     monkeypatch.setattr(prompt_ends_module, "pick_tokens", pick_tokens)

@@ -9,7 +9,7 @@ from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.sampling.sampler import in_target_vocabulary, pick_tokens
 from headway.engine.scheduling.plan import TokenHistory
 from headway.engine.state.masks import Masks
-from headway.engine.state.processors import AdjustmentTable
+from headway.engine.state.processors import LogitsProcessorTable
 from headway.engine.state.row_tensors import RowTensors
 
 ADJUSTED = SamplingParams(temperature=0.8, presence_penalty=0.5, logit_bias={3: 2.0})
@@ -42,7 +42,7 @@ def test_logits_that_are_kept_stay_raw_whichever_rows_have_processors_and_masks(
     does."""
     num_rows, vocab_size, device = 3, 64, torch.device("cpu")
     logits = torch.randn(num_rows, 1, vocab_size).to(dtype)
-    table = AdjustmentTable(num_rows, vocab_size, device)
+    table = LogitsProcessorTable(num_rows, vocab_size, device)
     for row in adjusted:
         table.set_up(row, ADJUSTED, TokenHistory((3, 4), (5,), ()))
     rows = rows_of(num_rows, device).first(num_rows, table.first(num_rows))
@@ -65,7 +65,7 @@ def check(
 ) -> None:
     window = 3
     logits = (torch.randn(num_rows, window, vocab_size) * 2).to(device, dtype)
-    rows, table = rows_of(num_rows, device), AdjustmentTable(num_rows, vocab_size, device)
+    rows, table = rows_of(num_rows, device), LogitsProcessorTable(num_rows, vocab_size, device)
     table.set_up(1, ADJUSTED, TokenHistory((3, 4), (5,), ()))
     masks = None
     if is_masked:

@@ -11,20 +11,20 @@ import torch
 from headway.engine.protocol.sampling_params import SamplingParams, ThinkingBudget
 from headway.engine.scheduling.limits import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 from headway.engine.scheduling.plan import TokenHistory
-from headway.engine.state.processors import AdjustmentTable
+from headway.engine.state.processors import LogitsProcessorTable
 
 VOCAB = 20
 CPU = torch.device("cpu")
 HISTORY = TokenHistory((3, 4, 3), (5, 5, 6), (7, 8))
 
 
-def table_with(row: int = 1, history: TokenHistory = HISTORY, **fields: object) -> AdjustmentTable:
-    table = AdjustmentTable(4, VOCAB, CPU)
+def table_with(row: int = 1, history: TokenHistory = HISTORY, **fields: object) -> LogitsProcessorTable:
+    table = LogitsProcessorTable(4, VOCAB, CPU)
     table.set_up(row, msgspec.structs.replace(SamplingParams(), **fields), history)
     return table
 
 
-def contents(table: AdjustmentTable, row: int) -> dict[str, list[object]]:
+def contents(table: LogitsProcessorTable, row: int) -> dict[str, list[object]]:
     return {name: tensor[row].clone().tolist() for name, tensor in table.first(4).tensors().items()}
 
 
@@ -102,7 +102,7 @@ def test_a_move_takes_the_whole_row_along() -> None:
 def test_only_the_row_itself_changes(row: int) -> None:
     table = table_with(row=row)
     for other in {0, 1, 2, 3} - {row}:
-        assert contents(table, other) == contents(AdjustmentTable(4, VOCAB, CPU), other)
+        assert contents(table, other) == contents(LogitsProcessorTable(4, VOCAB, CPU), other)
 
 
 def test_the_first_token_counts_in_rows_that_use_the_table() -> None:
@@ -115,7 +115,7 @@ def test_the_first_token_counts_in_rows_that_use_the_table() -> None:
 
 def test_nothing_is_allocated_on_the_cpu_before_it_is_used() -> None:
     """1 EiB could not be."""
-    table = AdjustmentTable(1 << 30, 1 << 30, CPU)
+    table = LogitsProcessorTable(1 << 30, 1 << 30, CPU)
     table.release(5)
     table.move(7, 6)
     table.count(torch.tensor([0]), torch.tensor([0]))

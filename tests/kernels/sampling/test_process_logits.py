@@ -57,7 +57,7 @@ class Row:
         return values
 
 
-def adjustments(rows: list[Row | None], device: torch.device) -> LogitsProcessorState:
+def processors(rows: list[Row | None], device: torch.device) -> LogitsProcessorState:
     """A row of None is not used and holds rubbish."""
     num = len(rows)
     counts = torch.full((num, VOCAB), 77, dtype=torch.int32)
@@ -118,7 +118,7 @@ def check(
     first = num_drafts - window + 1
     given = logits.to(device)
     result = process_logits(
-        given, drafts.to(device), positions(rows, first).to(device), adjustments(rows, device)
+        given, drafts.to(device), positions(rows, first).to(device), processors(rows, device)
     )
     assert torch.equal(given.cpu(), logits), "the logits were written to"
     assert result.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -205,7 +205,7 @@ def test_random_batches_with_rows_that_use_nothing(
 
 def test_rows_that_use_nothing_get_their_logits_bit_by_bit(device: torch.device) -> None:
     logits = torch.randn(3, 2, VOCAB, generator=torch.Generator().manual_seed(0)).to(device)
-    table = adjustments([None, Row([1], [2], [3], 1.3), None], device)
+    table = processors([None, Row([1], [2], [3], 1.3), None], device)
     drafts = torch.tensor([[99], [3], [-4]], device=device)
     result = process_logits(logits, drafts, torch.tensor([0, 2, 0], device=device), table)
     assert torch.equal(result[[0, 2]], logits[[0, 2]])
@@ -269,14 +269,14 @@ def test_no_rule_hides_a_logit_that_is_nan_or_inf(value: float, device: torch.de
     logits[:, :, 1] = value
     where = positions(rows, 0).to(device)
     no_tokens = torch.zeros((len(rows), 0), dtype=torch.int64, device=device)
-    result = process_logits(logits.to(device), no_tokens, where, adjustments(rows, device))
+    result = process_logits(logits.to(device), no_tokens, where, processors(rows, device))
     assert not bool((result.amax(-1) < torch.inf).any())
 
 
 def test_counted_tokens_are_output_from_then_on(device: torch.device) -> None:
     chance = random.Random(0)
     rows: list[Row | None] = [random_row(chance, 3) for _ in range(6)] + [None]
-    table = adjustments(rows, device)
+    table = processors(rows, device)
     tokens = torch.tensor([[VOCAB] * 3 if r is None else r.drafts for r in rows], device=device)
     before = {name: tensor.clone() for name, tensor in table.tensors().items()}
     counts = [0, 1, 2, 3, 2, 0, 3]
@@ -284,7 +284,7 @@ def test_counted_tokens_are_output_from_then_on(device: torch.device) -> None:
     for row, count in zip(rows, counts, strict=True):
         if row is not None:
             row.output += row.drafts[:count]
-    expected = adjustments(rows, device)
+    expected = processors(rows, device)
     for name, tensor in table.tensors().items():
         assert torch.equal(tensor[:-1], expected.tensors()[name][:-1]) or name in ("penalties", "logit_bias")
         assert torch.equal(tensor[-1], before[name][-1]) or name in ("penalties", "logit_bias")
@@ -295,7 +295,7 @@ def test_a_cuda_graph_can_hold_both() -> None:
     device = torch.device("cuda")
     chance = random.Random(3)
     rows: list[Row | None] = [random_row(chance, 2) for _ in range(4)] + [None]
-    table = adjustments(rows, device)
+    table = processors(rows, device)
     logits = torch.randn(5, 3, VOCAB, device=device)
     drafts = torch.tensor([[0, 0] if r is None else r.drafts for r in rows], device=device)
     where, counts = positions(rows, 0).to(device), torch.zeros(5, dtype=torch.int64, device=device)

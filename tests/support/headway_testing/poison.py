@@ -18,7 +18,7 @@ KEPT = {"limits", "state_ids", "granted_block_ids", "kv_block_ids", "is_used"}
 
 
 class PoisoningRunner:
-    """A runner whose free rows hold NaN, huge integers and adjustments of others, in the state of recurrent
+    """A runner whose free rows hold NaN, huge integers and penalties of others, in the state of recurrent
     layers and of the drafter, too, and whose free blocks and checkpoints hold NaN and huge integers.
 
     Blocks that still hold a prefix are not free. Mutable: knows which rows are taken.
@@ -63,7 +63,7 @@ class PoisoningRunner:
             if isinstance(spec, RowSpec):
                 entries = state_ids if spec.is_scratch else torch.cat([state_ids, checkpoints])
                 memory.index_fill_(1, entries, rubbish_of(memory))
-        for name, tensor in self._runner.adjustments.first(num_rows).tensors().items():
+        for name, tensor in self._runner.processors.first(num_rows).tensors().items():
             if name not in KEPT:  # token ids of an earlier request: any, but of the vocabulary
                 tensor.index_fill_(0, places, rubbish_of(tensor) if tensor.is_floating_point() else 1)
 
