@@ -10,7 +10,6 @@ device functions.
 
 from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
-    MAX_SPLIT_KV_ROWS,
     MAX_WALKED_KEYS,
     PaddedForm,
     max_prompt_rows,
@@ -88,7 +87,6 @@ from headway.kernels.types._weights import (
 __all__ = [
     "FEW_ROWS",
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
-    "MAX_SPLIT_KV_ROWS",
     "MAX_WALKED_KEYS",
     "MIN_ADDED_ROWS",
     "Activation",

@@ -1,5 +1,4 @@
-"""Draws docs/throughput.svg from docs/results.json: python tools/draw_throughput.py (needs the package's
-extra `bench`)."""
+"""Draws docs/throughput.svg from docs/results.json: python tools/draw_throughput.py. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ import httpx
 from headway.server.bench.client import Prompts, Target
 from headway.server.bench.figures import Figures, Level, References
 from headway.server.bench.interference import Interference, LongPrompts, compare
-from headway.server.bench.plot import CAN_PLOT, plot
 from headway.server.bench.report import engine_rates, plain_milliseconds, show, show_interference, write
 from headway.server.bench.run import Run
 from headway.server.bench.server_side import read_engine
@@ -59,15 +58,8 @@ def _told(error: Exception, base_url: str) -> str:
 
 def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference]]:
     """Raises UsageError, httpx.HTTPError, httpx.InvalidURL."""
-    if arguments.plot is not None and not CAN_PLOT:
-        raise UsageError(
-            "--plot needs matplotlib: install it from a clone: .venv/bin/pip install -e '.[bench]'"
-        )
-    for flag, file in (("--json", arguments.json), ("--plot", arguments.plot)):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(
-                f"{flag} is {file}, and {file.parent} is no folder; make it, or name another file"
-            )
+    if (file := arguments.json) is not None and not file.parent.is_dir():
+        raise UsageError(f"--json is {file}, and {file.parent} is no folder; make it, or name another file")
     long_prompts = _long_prompts(arguments)
     texts, plain = _texts(arguments.prompts), _plain_milliseconds(arguments.baseline)
     levels = _levels(arguments)
@@ -207,7 +199,7 @@ def _keep(
     levels: Sequence[Figures],
     interferences: Sequence[Interference],
 ) -> None:
-    """Raises UsageError; a picture that cannot be drawn leaves the figures."""
+    """Raises UsageError."""
     if arguments.json is not None:
         head = {
             "command": shlex.join(["headway", "bench", "serve", *argv]),
@@ -218,16 +210,6 @@ def _keep(
             write(arguments.json, head, levels, interferences)
         except OSError as error:
             raise UsageError(f"--json is {arguments.json}, which cannot be written: {error}") from None
-    if arguments.plot is not None:
-        try:
-            plot(levels, arguments.plot, _title(arguments))
-        except (OSError, ValueError) as error:  # ValueError: a kind of picture that nobody knows
-            raise UsageError(f"--plot is {arguments.plot}, which cannot be written: {error}") from None
-
-
-def _title(arguments: argparse.Namespace) -> str:
-    prompts = arguments.prompts or f"{arguments.input_len} tokens in"
-    return f"{prompts}, {arguments.output_len} out"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -274,12 +256,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", type=Path, metavar="FILE",
         help="figures of headway bench engine --closed-loop: what is left of them over HTTP")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures there")
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE.png",
-        help="draw throughput over latency there; needs matplotlib, the extra `bench`",
-    )
     return parser
 
 

@@ -111,10 +111,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
-    def wants_report(self) -> bool:
-        return self.speculation is not None and bool(self.speculation.report)
-
-    @property
     def wants_draft_positions(self) -> bool:
         return self.speculation is not None and bool(self.speculation.draft_positions)
 

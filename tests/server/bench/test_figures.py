@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from headway.server.bench import __main__ as bench
-from headway.server.bench import plot
 from headway.server.bench.client import Outcome, ShareResult
 from headway.server.bench.figures import Figures, Level, References, figures_of, percentiles
 from headway.server.bench.interference import LongPrompts, interference_of
@@ -148,19 +147,9 @@ def test_a_level_without_requests_is_no_baseline_and_told(
     assert plain_milliseconds(file.read_text()) == {"2 streams": pytest.approx(175)}
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    nothing = figures_of(Level(1, None), [], {}, {}, References())
-    plot.plot([figures({}, {}), nothing], tmp_path / "a.png", "128 in, 256 out")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (
-            ["--plot", "x.png"],
-            "--plot needs matplotlib: install it from a clone: .venv/bin/pip install -e '.[bench]'",
-        ),
         (["--baseline", "/none"], "/none cannot be read"),
         (["--baseline", __file__], "it must be a file that headway bench serve"),
         (
@@ -179,7 +168,6 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
     ],
     ids=[
-        "no-matplotlib",
         "no-baseline",
         "wrong-baseline",
         "no-server",
@@ -193,24 +181,22 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_1(
-    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "CAN_PLOT", False)
     assert bench.main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("headway: ")
     assert complaint in error
 
 
-@pytest.mark.parametrize(("flag", "name"), [("--json", ""), ("--plot", "run.nothing")], ids=["json", "plot"])
 def test_a_file_that_cannot_be_written_is_one_line_below_the_figures(
-    flag: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "run", lambda arguments: ([figures({}, {})], []))
-    assert bench.main([flag, str(tmp_path / name)]) == 1
+    assert bench.main(["--json", str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "2 streams" in shown.out
-    assert shown.err.startswith(f"headway: {flag} is {tmp_path / name}, which cannot be written: ")
+    assert shown.err.startswith(f"headway: --json is {tmp_path}, which cannot be written: ")
     assert shown.err.count("\n") == 1
 
 
@@ -219,8 +205,3 @@ def test_a_server_that_tells_nothing_of_its_engine_is_another(content: bytes) ->
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
     with httpx.Client(transport=transport, base_url="http://x") as client:
         assert read_engine(client) == {}
-
-
-def test_a_picture_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--plot", "/nope/x.png"]) == 1
-    assert capsys.readouterr().err.startswith("headway: --plot is /nope/x.png, and /nope is no folder")
