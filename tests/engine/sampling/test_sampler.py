@@ -94,7 +94,7 @@ def test_a_draft_vocabulary_is_picked_from_by_the_targets_ids(name: str) -> None
     device, num_rows, vocab_size, num_drafted = torch.device(name), 8, 700, 100
     ids = torch.randperm(vocab_size)[:num_drafted].to(device)
     logits = torch.randn(num_rows, 1, vocab_size).to(device)
-    table = AdjustmentTable(num_rows, vocab_size, device)
+    table = LogitsProcessorTable(num_rows, vocab_size, device)
     banned = [int(ids[0]), int(ids[1])]
     for row in (1, 2):
         likely = int(logits[row, 0].argmax())
