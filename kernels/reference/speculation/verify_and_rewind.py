@@ -29,25 +29,7 @@ def verify_and_rewind(
     """
     num_rows, width = sampled.shape
     depth = width - 1
-    input_tokens = torch.where(window.is_valid, window.token_ids, -1).flatten()
-    output_tokens = sampled.flatten()
-    last, is_accepted, _ = verify_speculative_tokens(input_tokens, output_tokens, num_rows, 0, depth)
-    bonus, last_places, accepted_counts = torch.empty(
-        (3, num_rows), dtype=torch.int64, device=sampled.device
-    ).unbind()
-    prepare_next_forward_pass(
-        num_rows,
-        output_tokens,
-        torch.arange(sampled.numel(), device=sampled.device),
-        last,
-        is_accepted,
-        input_tokens,
-        bonus,
-        last_places,
-        torch.empty((num_rows, depth), dtype=torch.int64, device=sampled.device),
-        accepted_counts,
-        depth,
-    )
+    bonus, accepted_counts = _accepted(window, sampled)
     rewind_kv_cache(
         accepted_counts,
         rows.prefill_status,
@@ -71,3 +53,32 @@ def verify_and_rewind(
     told = sampled if broken is None else sampled.masked_fill(broken, -1)
     emitted = torch.cat([((accepted_counts + 1) * is_live)[:, None], told], dim=1)
     return emitted if out is None else out.copy_(emitted)
+
+
+def _accepted(
+    window: RoundWindow,
+    sampled: torch.Tensor,  # [N, S + 1] int64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns each row's bonus token and how many drafts are accepted, [N] int64 each."""
+    num_rows, width = sampled.shape
+    depth = width - 1
+    input_tokens = torch.where(window.is_valid, window.token_ids, -1).flatten()
+    output_tokens = sampled.flatten()
+    last, is_accepted, _ = verify_speculative_tokens(input_tokens, output_tokens, num_rows, 0, depth)
+    bonus, last_places, accepted_counts = torch.empty(
+        (3, num_rows), dtype=torch.int64, device=sampled.device
+    ).unbind()
+    prepare_next_forward_pass(
+        num_rows,
+        output_tokens,
+        torch.arange(sampled.numel(), device=sampled.device),
+        last,
+        is_accepted,
+        input_tokens,
+        bonus,
+        last_places,
+        torch.empty((num_rows, depth), dtype=torch.int64, device=sampled.device),
+        accepted_counts,
+        depth,
+    )
+    return bonus, accepted_counts
