@@ -1,4 +1,4 @@
-"""Holds what all attention kernels share: the base of their exponentials, and the checks of their tensors."""
+"""Holds what all attention kernels share: the factors of their scores, and the checks of their tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from headway.kernels.types._score_rule import ScoreRule
 
 # Scores are scaled by it: powers of two are what a GPU computes.
-LOG2_E = 1.4426950408889634
+_LOG2_E = 1.4426950408889634
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 16, 256
 
 
@@ -16,7 +16,6 @@ def check_attention(
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     out: torch.Tensor,  # [rows, window, q_heads, head_dim]
-    rule: ScoreRule,
 ) -> None:
     """Heads are contiguous and powers of two; one address leads to a key and to its value."""
     head_dim = query.shape[3]
@@ -26,4 +25,16 @@ def check_attention(
     strides = [tensor.stride(3) for tensor in (query, key_cache, out)]
     assert strides == [1, 1, 1], f"elements of a head stand {strides} apart, not side by side"
     assert query.shape[2] % key_cache.shape[2] == 0, (query.shape, key_cache.shape)
-    assert (rule.window, rule.soft_cap) == (0, 0), f"the kernels have no windows and no soft caps: {rule}"
+
+
+def score_factors(rule: ScoreRule) -> tuple[float, float | None, int | None]:
+    """Returns (scale, slope, sliding window) for the kernels; None, which they are compiled for, where there
+    is no soft cap or no window.
+
+    A product s of query and key counts 2 ** (scale * s); with a soft cap 2 ** (scale * t) where t = tanh(s *
+    rule.scale / soft_cap) is 1 - 2 / (2 ** (slope * s) + 1).
+    """
+    window = rule.window or None
+    if rule.soft_cap == 0:
+        return rule.scale * _LOG2_E, None, window
+    return rule.soft_cap * _LOG2_E, 2 * _LOG2_E * rule.scale / rule.soft_cap, window

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.attention._checks import LOG2_E
+from headway.kernels.attention._checks import score_factors
 from headway.kernels.attention._hopper_attention_kernel import _OPTIONS, _streamed_attention_kernel
 from headway.kernels.attention.dispatch import GROUP_TILES, QUAD_TILES, packed_heads
 from headway.kernels.linear._hopper_core import has_bulk_copies
@@ -131,7 +131,7 @@ def _launch(
     )
     _streamed_attention_kernel[(num_programs,)](
         *descriptors, query, block_table, *chunks, totals, out, num_chunks, window, max_blocks, rule.first_position,
-        rule.scale * LOG2_E, *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
+        *score_factors(rule), *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
         HEADS=heads, GQA_GROUP_SIZE=gqa_group_size, PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         CHUNKS=most_chunks, QUERIES=ROWS // packed, TILE=TILE, QUAD=QUAD_TILES, GROUP=GROUP_TILES, PIECE=_PIECE, STAGES=_STAGES,
         REGISTERS=_REGISTERS, num_warps=4, **_OPTIONS,

@@ -16,13 +16,15 @@ def find_tile(
     index: gl.tensor,
     chunks: gl.tuple,  # (first tokens, lengths, start positions, how many, the windows' width)
     limit: gl.tensor,
+    sliding_window: gl.tensor,
     CHUNKS: gl.constexpr,
     QUERIES: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tuple:
     """Returns for the index-th tile of queries, counted from the last one: (how many there are, chunk, its
-    first token, length and start, the tile's first place in it, end of the keys it sees, tiles of those, and
-    how many of these every query sees). CHUNKS: 0 where they are windows of one width."""
+    first token, length and start, the tile's first place in it, end of the keys it sees, their first tile,
+    number of tiles up to there, and how many of these every query sees). CHUNKS: 0 where they are windows of
+    one width. sliding_window: None where all keys up to its own are seen by a query."""
     first_ptr, length_ptr, start_ptr, num_chunks, window = chunks
     if CHUNKS == 0:
         tiles_of_each = (window + QUERIES - 1) // QUERIES
@@ -50,7 +52,13 @@ def find_tile(
     start = gl.load(start_ptr + chunk, mask=exists, other=0).to(gl.int32)
     end = gl.where(exists, gl.minimum(start + gl.minimum(length, place + QUERIES), limit), 0)
     whole = gl.minimum(start + place + 1, end) // TILE
-    return num_tiles, chunk, first, length, start, place, end, gl.cdiv(end, TILE), whole
+    end_tile = gl.cdiv(end, TILE)
+    first_tile = 0
+    if sliding_window is not None:
+        # Of queries that see no key, too, the last tile is computed.
+        first_tile = gl.maximum(gl.minimum((start + place - sliding_window + 1) // TILE, end_tile - 1), 0)
+        whole = first_tile
+    return num_tiles, chunk, first, length, start, place, end, first_tile, end_tile, whole
 
 
 @gluon_jit_once_for()
@@ -112,6 +120,7 @@ def copy_tiles(
     table_stride: gl.tensor,
     max_blocks: gl.tensor,
     chunks: gl.tuple,
+    sliding_window: gl.tensor,
     HEADS: gl.constexpr,
     PACKED: gl.constexpr,
     GQA_GROUP_SIZE: gl.constexpr,
@@ -129,14 +138,14 @@ def copy_tiles(
     item = gl.program_id(0)
     num_items = item + 1
     while item < num_items:
-        num_indices, chunk, _first, _length, _start, _place, _end, num_tiles, _whole = find_tile(
-            item // HEADS, chunks, max_blocks * BLOCK_SIZE, CHUNKS, QUERIES, TILE
+        num_indices, chunk, _first, _length, _start, _place, _end, first_tile, num_tiles, _whole = find_tile(
+            item // HEADS, chunks, max_blocks * BLOCK_SIZE, sliding_window, CHUNKS, QUERIES, TILE
         )
         num_items = num_indices * HEADS
         head = item % HEADS * PACKED // GQA_GROUP_SIZE
         entries_ptr = table_ptr + chunk.to(gl.int64) * table_stride
-        blocks = _blocks_of(entries_ptr, 0, num_tiles, max_blocks, BLOCK_SIZE, TILE)
-        for tile in range(num_tiles):
+        blocks = _blocks_of(entries_ptr, first_tile, num_tiles, max_blocks, BLOCK_SIZE, TILE)
+        for tile in range(first_tile, num_tiles):
             later = _blocks_of(entries_ptr, tile + 1, num_tiles, max_blocks, BLOCK_SIZE, TILE)
             stage, parity = turn
             hopper.mbarrier.wait(k_empty.index(stage), parity)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from headway.kernels.attention._hopper_attention_copies import copy_tiles, find_tile, next_turn
 from headway.kernels.attention._hopper_attention_tiles import (
     attend_values,
+    cap,
     fold,
     load_group,
     load_total,
@@ -30,6 +31,36 @@ _OPTIONS = {**OPTIONS, "maxnreg": 168}
 
 
 @gluon_jit_once_for()
+def _weigh_first(
+    q: gl.shared_memory_descriptor,
+    turns: gl.tuple,
+    ring: gl.tuple,
+    first_query: gl.tensor,
+    first: gl.tensor,
+    first_position: gl.tensor,
+    end: gl.tensor,
+    factors: gl.tuple,
+    operand: gl.constexpr,
+    PACKED: gl.constexpr,
+    TILE: gl.constexpr,
+    STAGES: gl.constexpr,
+) -> gl.tuple:
+    """Returns ((weights, m) of the first tile, the queries' positions from first_query on, turns). first: the
+    tile's first key. factors: those of `score_factors`."""
+    scale, slope, sliding_window = factors
+    keys, _values, k_full, _v_full, k_empty, _v_empty = ring
+    k_turn, v_turn = turns
+    k_stage, k_parity = k_turn
+    hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
+    scores = score(q, keys.index(k_stage), is_async=False)
+    hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
+    by_queries: gl.constexpr = gl.SliceLayout(1, scores.type.layout)
+    position = first_query + gl.arange(0, q.shape[0], layout=by_queries) // PACKED
+    scores = mask(cap(scores, slope), first, first_position, end, position, sliding_window, TILE)
+    return weigh(scores, scale, operand, q.dtype), position, (next_turn(k_turn, STAGES), v_turn)
+
+
+@gluon_jit_once_for()
 def _step(
     quad: gl.tuple,  # its (m, l, accumulators) so far
     tile: gl.tuple,  # (weights, m) of its keys
@@ -40,14 +71,15 @@ def _step(
     position: gl.tensor,
     next_first: gl.tensor,
     end: gl.tensor,
-    scale: gl.tensor,
+    factors: gl.tuple,
     IS_WHOLE: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
     """Adds a tile while the next one's scores are computed, and weighs these. IS_WHOLE: every query sees all
-    of the next one's keys."""
+    of the next one's keys. factors: those of `score_factors`."""
+    scale, slope, sliding_window = factors
     weights, tile_m = tile
     operand: gl.constexpr = weights.type.layout
     dtype: gl.constexpr = q.dtype
@@ -63,8 +95,9 @@ def _step(
     quad = fold(quad, (tile_m, tile_l, tile_accs))
     scores = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[scores])
     hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
+    scores = cap(scores, slope)
     if not IS_WHOLE:
-        scores = mask(scores, next_first, 0, end, position, TILE)
+        scores = mask(scores, next_first, 0, end, position, sliding_window, TILE)
     following = weigh(scores, scale, operand, dtype)
     return quad, following, (next_turn(k_turn, STAGES), next_turn(v_turn, STAGES))
 
@@ -93,6 +126,36 @@ def _clear_tail(
 
 
 @gluon_jit_once_for()
+def _add_last(
+    quad: gl.tuple,
+    tile: gl.tuple,
+    turns: gl.tuple,
+    ring: gl.tuple,
+    ones: gl.shared_memory_descriptor,
+    cleared: gl.shared_memory_descriptor,
+    parity: gl.tensor,
+    end: gl.tensor,
+    PART: gl.constexpr,
+    TILE: gl.constexpr,
+    STAGES: gl.constexpr,
+    PIECES: gl.constexpr,
+) -> gl.tuple:
+    """Adds the last tile, as _step does. Returns (quad, turns, parity)."""
+    _keys, values, _k_full, v_full, _k_empty, v_empty = ring
+    k_turn, v_turn = turns
+    v_stage, v_parity = v_turn
+    hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
+    if end % TILE > 0:
+        _clear_tail(values.index(v_stage), end % TILE, cleared, parity, PART, PIECES)
+        parity ^= 1
+    weights, tile_m = tile
+    tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
+    hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
+    quad = fold(quad, (tile_m, tile_l, tile_accs))
+    return quad, (k_turn, next_turn(v_turn, STAGES)), parity
+
+
+@gluon_jit_once_for()
 def _attend(
     cells: gl.shared_memory_descriptor,  # [ROWS, HEAD_DIM], the warpgroup's own
     group: gl.shared_memory_descriptor,  # [PIECES * ROWS, PIECE] float32, likewise
@@ -105,7 +168,7 @@ def _attend(
     chunks: gl.tuple,
     limit: gl.tensor,
     first_position: gl.tensor,
-    scale: gl.tensor,
+    factors: gl.tuple,
     PART: gl.constexpr,
     HEADS: gl.constexpr,
     PACKED: gl.constexpr,
@@ -117,7 +180,7 @@ def _attend(
     STAGES: gl.constexpr,
 ) -> None:
     """Runs the work of one warpgroup: the PART-th half of each of the program's tiles of queries."""
-    keys, values, k_full, v_full, k_empty, v_empty = ring
+    _scale, _slope, sliding_window = factors
     query_ptr, query_token_stride, query_head_stride = query
     out_ptr, out_token_stride, out_head_stride = out
     ROWS: gl.constexpr = cells.shape[0]
@@ -141,8 +204,8 @@ def _attend(
     item = gl.program_id(0)
     num_items = item + 1
     while item < num_items:
-        num_indices, _chunk, first, length, start, place, end, num_tiles, whole = find_tile(
-            item // HEADS, chunks, limit, CHUNKS, QUERIES, TILE
+        num_indices, _chunk, first, length, start, place, end, first_tile, num_tiles, whole = find_tile(
+            item // HEADS, chunks, limit, sliding_window, CHUNKS, QUERIES, TILE
         )
         num_items = num_indices * HEADS
         place += own
@@ -154,52 +217,44 @@ def _attend(
             offsets = gl.expand_dims(token * query_token_stride + head * query_head_stride, 1)
             cells.store(gl.load(query_ptr + offsets + gl.expand_dims(column, 0), mask=is_query, other=0.0))
             hopper.fence_async_shared()
-
-            k_turn, v_turn = turns
-            k_stage, k_parity = k_turn
-            hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
-            scores = score(cells, keys.index(k_stage), is_async=False)
-            hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
-            by_scores: gl.constexpr = scores.type.layout
-            position = start + place + gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_scores)) // PACKED
-            tile = weigh(mask(scores, 0, first_position, end, position, TILE), scale, operand, keys.dtype)
-            turns = next_turn(k_turn, STAGES), v_turn
+            tile, position, turns = _weigh_first(
+                cells, turns, ring, start + place, first_tile * TILE, first_position, end, factors, operand, PACKED, TILE, STAGES,
+            )  # fmt: skip
             sums = no_keys(ROWS, PIECE, PIECES, by_values)
             group_m, group_l, _accs = sums
             total_m, total_l, _accs = sums
             last_tile = num_tiles - 1
-            for quad_first in range(0, num_tiles, QUAD):
+            first_quad = first_tile // QUAD * QUAD
+            for quad_first in range(first_quad, num_tiles, QUAD):
                 sums = no_keys(ROWS, PIECE, PIECES, by_values)
                 quad_end = gl.minimum(quad_first + QUAD, last_tile)
-                whole_end = gl.maximum(gl.minimum(quad_end, whole - 1), quad_first)
-                for index in range(quad_first, whole_end):
+                quad_begin = quad_first
+                if sliding_window is not None:
+                    quad_begin = gl.maximum(quad_first, first_tile)
+                whole_end = gl.maximum(gl.minimum(quad_end, whole - 1), quad_begin)
+                for index in range(quad_begin, whole_end):
                     sums, tile, turns = _step(
-                        sums, tile, turns, cells, ring, ones, position, (index + 1) * TILE, end, scale,
+                        sums, tile, turns, cells, ring, ones, position, (index + 1) * TILE, end, factors,
                         True, TILE, STAGES, PIECES,
                     )  # fmt: skip
                 for index in range(whole_end, quad_end):
                     sums, tile, turns = _step(
-                        sums, tile, turns, cells, ring, ones, position, (index + 1) * TILE, end, scale,
+                        sums, tile, turns, cells, ring, ones, position, (index + 1) * TILE, end, factors,
                         False, TILE, STAGES, PIECES,
                     )  # fmt: skip
                 if quad_first + QUAD > last_tile:
-                    k_turn, v_turn = turns
-                    v_stage, v_parity = v_turn
-                    hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
-                    if end % TILE > 0:
-                        _clear_tail(values.index(v_stage), end % TILE, cleared, cleared_parity, PART, PIECES)
-                        cleared_parity ^= 1
-                    weights, tile_m = tile
-                    tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
-                    hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
-                    sums = fold(sums, (tile_m, tile_l, tile_accs))
-                    turns = k_turn, next_turn(v_turn, STAGES)
+                    sums, turns, cleared_parity = _add_last(
+                        sums, tile, turns, ring, ones, cleared, cleared_parity, end, PART, TILE, STAGES, PIECES
+                    )  # fmt: skip
                 # The quad joins its group, and the group, once it is whole, the total.
                 is_last = quad_first + QUAD >= num_tiles
                 is_whole_group = (quad_first + QUAD) % GROUP == 0
-                if quad_first % GROUP > 0:
+                is_joined = quad_first % GROUP > 0
+                if sliding_window is not None:
+                    is_joined &= quad_first > first_quad
+                if is_joined:
                     sums = fold((group_m, group_l, load_group(group, PIECES, by_values)), sums)
-                if (is_whole_group | is_last) & (quad_first >= GROUP):
+                if (is_whole_group | is_last) & (quad_first >= first_tile // GROUP * GROUP + GROUP):
                     sums = fold((total_m, total_l, load_total(totals_ptr, ROWS * PIECE, PIECES)), sums)
                 if not is_last:
                     m_i, l_i, accs = sums
@@ -212,16 +267,16 @@ def _attend(
             _m_i, l_i, accs = sums
             whole_weight = gl.expand_dims(gl.where(l_i == 0.0, 1.0, l_i), 1)
             for piece in gl.static_range(PIECES):
-                cells.slice(piece * PIECE, PIECE, dim=1).store((accs[piece] / whole_weight).to(keys.dtype))
+                cells.slice(piece * PIECE, PIECE, dim=1).store((accs[piece] / whole_weight).to(cells.dtype))
             gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
         elif CHUNKS == 0:
-            nothing = gl.zeros([ROWS, HEAD_DIM], keys.dtype, layout=by_rows)
+            nothing = gl.zeros([ROWS, HEAD_DIM], cells.dtype, layout=by_rows)
             gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), nothing, mask=is_query)
         item += gl.num_programs(0)
 
 
 @gluon_jit_once_for(
-    "num_chunks", "window", "max_blocks", "first_position", "table_stride", "table_ptr", "first_ptr", "length_ptr", "start_ptr"
+    "num_chunks", "window", "max_blocks", "first_position", "sliding_window", "table_stride", "table_ptr", "first_ptr", "length_ptr", "start_ptr"
 )  # fmt: skip
 def _streamed_attention_kernel(
     k_desc: gl.nvidia.hopper.tma.tensor_descriptor,
@@ -238,6 +293,8 @@ def _streamed_attention_kernel(
     max_blocks: gl.tensor,
     first_position: gl.tensor,
     scale: gl.tensor,
+    slope: gl.tensor,
+    sliding_window: gl.tensor,
     query_token_stride: gl.tensor,
     query_head_stride: gl.tensor,
     table_stride: gl.tensor,
@@ -290,19 +347,20 @@ def _streamed_attention_kernel(
     query = query_ptr, query_token_stride, query_head_stride
     out = out_ptr, out_token_stride, out_head_stride
     limit = max_blocks * BLOCK_SIZE
+    factors = scale, slope, sliding_window
     own_total_ptr = total_ptr + gl.program_id(0) * (2 * ROWS * HEAD_DIM)
     gl.warp_specialize(
         [
             (_attend, (
-                cells.index(0), groups.index(0), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, scale,
+                cells.index(0), groups.index(0), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, factors,
                 0, HEADS, PACKED, CHUNKS, QUERIES, TILE, QUAD, GROUP, STAGES,
             )),
             (_attend, (
-                cells.index(1), groups.index(1), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, scale,
+                cells.index(1), groups.index(1), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, factors,
                 1, HEADS, PACKED, CHUNKS, QUERIES, TILE, QUAD, GROUP, STAGES,
             )),
             (copy_tiles, (
-                k_desc, v_desc, ring, table_ptr, table_stride, max_blocks, chunks,
+                k_desc, v_desc, ring, table_ptr, table_stride, max_blocks, chunks, sliding_window,
                 HEADS, PACKED, GQA_GROUP_SIZE, BLOCK_SIZE, PIECE, CHUNKS, QUERIES, TILE, STAGES,
             )),
         ],

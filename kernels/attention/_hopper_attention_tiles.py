@@ -24,20 +24,31 @@ def score(
 
 
 @gluon_jit_once_for()
+def cap(scores: gl.tensor, slope: gl.tensor) -> gl.tensor:
+    """As `attend_tile` of _key_tiles.py computes it. slope: None where there is no soft cap."""
+    if slope is not None:
+        scores = 1.0 - 2.0 / (gl.exp2(scores * slope) + 1.0)
+    return scores
+
+
+@gluon_jit_once_for()
 def mask(
     scores: gl.tensor,
     first: gl.tensor,
     first_position: gl.tensor,
     end: gl.tensor,
     position: gl.tensor,
+    sliding_window: gl.tensor,
     TILE: gl.constexpr,
 ) -> gl.tensor:
-    """Hides keys before first_position, from `end` on, and after a query's position. first: the tile's first
-    key."""
+    """Hides keys before first_position, from `end` on, after a query's position, and before its sliding
+    window, unless that is None. first: the tile's first key."""
     token = first + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
     is_visible = gl.expand_dims((token >= first_position) & (token < end), 0) & (
         gl.expand_dims(token, 0) <= gl.expand_dims(position, 1)
     )
+    if sliding_window is not None:
+        is_visible &= gl.expand_dims(token, 0) > gl.expand_dims(position - sliding_window, 1)
     return gl.where(is_visible, scores, -float("inf"))
 
 

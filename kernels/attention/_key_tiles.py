@@ -6,6 +6,9 @@ within groups of tiles, groups in order. What a kernel computes at a time, and w
 keys, changes nothing: sums of no keys change no bit of what they are folded into. So a query's result is the
 same in a decode round and in a prompt, in any chunk, among any rows.
 
+A query with a sliding window sees its last keys only. Tiles that none of a program's queries sees are
+skipped, which changes no bit, for sums of no keys change none; quads and groups stay where they are.
+
 Sums are, as in FlashAttention (Dao et al., 2022, arXiv:2205.14135), m: the highest score, l: the sum of 2 **
 (score - m), acc: the values weighted likewise.
 """
@@ -27,6 +30,27 @@ def no_keys(QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, t
 
 
 @jit
+def first_key(first_position: tl.tensor, position: tl.tensor, sliding_window: tl.tensor) -> tl.tensor:
+    """Returns the first key that queries from `position` on see. sliding_window: None where they see all."""
+    first = first_position
+    if sliding_window is not None:
+        first = tl.maximum(position - sliding_window + 1, first_position)
+    return first
+
+
+@jit
+def first_border(
+    outer: tl.tensor, first: tl.tensor, sliding_window: tl.tensor, SIZE: tl.constexpr
+) -> tl.tensor:
+    """Returns where, from `outer` on, the first piece of SIZE keys begins that has key `first` or later ones;
+    `outer` without a sliding window."""
+    border = outer
+    if sliding_window is not None:
+        border = tl.maximum(outer, first // SIZE * SIZE)
+    return border
+
+
+@jit
 def attend_tile(
     q: tl.tensor,  # [queries, head_dim]
     k: tl.tensor,  # [keys, head_dim]
@@ -34,12 +58,17 @@ def attend_tile(
     exists: tl.tensor,  # [keys]
     token: tl.tensor,  # [keys] int32
     position: tl.tensor,  # [queries] int32
-    scale: tl.tensor,
+    factors: tl.tuple,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of the tile's keys."""
+    """Returns (m, l, acc) of the tile's keys. factors: those of `score_factors`."""
+    scale, slope, sliding_window = factors
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if slope is not None:
+        scores = 1.0 - 2.0 / (tl.exp2(scores * slope) + 1.0)
     is_visible = exists[None, :] & (token[None, :] <= position[:, None])
+    if sliding_window is not None:
+        is_visible &= token[None, :] > position[:, None] - sliding_window
     scores = tl.where(is_visible, scores, -float("inf"))
     m_i = tl.max(scores, 1) * scale
     base = tl.where(m_i == -float("inf"), 0.0, m_i)
@@ -79,7 +108,7 @@ def attend_keys(
     table_ptr: tl.tensor,
     end: tl.tensor,
     first_position: tl.tensor,
-    scale: tl.tensor,
+    factors: tl.tuple,
     block_stride: tl.tensor,
     token_stride: tl.tensor,
     QUERIES: tl.constexpr,
@@ -89,21 +118,26 @@ def attend_keys(
     QUAD: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """[queries, head_dim] float32: over keys first_position .. end, by one program."""
+    """[queries, head_dim] float32: over those of the keys first_position .. end that each query sees, by one
+    program."""
+    _, _, sliding_window = factors
     total_m, total_l, total = no_keys(QUERIES, HEAD_DIM)
-    for group_first in range(0, end, GROUP):
+    first = first_key(first_position, tl.min(position, 0), sliding_window)
+    for group_first in range(first_border(0, first, sliding_window, GROUP), end, GROUP):
         group_m, group_l, group = no_keys(QUERIES, HEAD_DIM)
-        for quad_first in range(group_first, tl.minimum(group_first + GROUP, end), QUAD):
+        quad_begin = first_border(group_first, first, sliding_window, QUAD)
+        for quad_first in range(quad_begin, tl.minimum(group_first + GROUP, end), QUAD):
             m_i, l_i, acc = no_keys(QUERIES, HEAD_DIM)
-            for first in range(quad_first, tl.minimum(quad_first + QUAD, end), TILE):
-                token = first + tl.arange(0, TILE)
-                exists = (token >= first_position) & (token < end)
+            tile_begin = first_border(quad_first, first, sliding_window, TILE)
+            for tile_first in range(tile_begin, tl.minimum(quad_first + QUAD, end), TILE):
+                token = tile_first + tl.arange(0, TILE)
+                exists = (token >= first) & (token < end)
                 block = tl.load(table_ptr + token // BLOCK_SIZE, mask=exists, other=0)
                 cell = tl.maximum(block, 0).to(tl.int64) * block_stride + (token % BLOCK_SIZE) * token_stride
                 cells = cell[:, None] + tl.arange(0, HEAD_DIM)[None, :]
                 k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
                 v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
-                tile_m, tile_l, tile_acc = attend_tile(q, k, v, exists, token, position, scale, TILE)
+                tile_m, tile_l, tile_acc = attend_tile(q, k, v, exists, token, position, factors, TILE)
                 m_i, l_i, acc = fold(m_i, l_i, acc, tile_m, tile_l, tile_acc)
             group_m, group_l, group = fold(group_m, group_l, group, m_i, l_i, acc)
         total_m, total_l, total = fold(total_m, total_l, total, group_m, group_l, group)

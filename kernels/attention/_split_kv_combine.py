@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.kernels.attention._key_tiles import OPTIONS as _OPTIONS
-from headway.kernels.attention._key_tiles import fold
-from headway.kernels.attention._split_kv_plan import split_rows
+from headway.kernels.attention._key_tiles import first_key, fold
+from headway.kernels.attention._split_kv_plan import counted_keys, split_rows
 from headway.kernels.runtime._triton import jit, jit_once_for, tl
 
 __all__ = ["_OPTIONS", "_combine_kernel"]
@@ -102,7 +102,7 @@ def _add_groups(
 
 
 @jit_once_for(
-    "num_rows", "max_blocks", "window", "first_position", "quads_at_once", "heads_per_program", "start_ptr", "end_ptr"
+    "num_rows", "max_blocks", "window", "first_position", "sliding_window", "quads_at_once", "heads_per_program", "start_ptr", "end_ptr"
 )  # fmt: skip
 def _combine_kernel(
     acc_ptr: tl.tensor,
@@ -114,6 +114,7 @@ def _combine_kernel(
     num_rows: tl.tensor,
     max_blocks: tl.tensor,
     first_position: tl.tensor,
+    sliding_window: tl.tensor,
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
@@ -141,17 +142,21 @@ def _combine_kernel(
     place = tl.program_id(0) % window
     limit = max_blocks * BLOCK_SIZE
     rows, starts, ends, pieces, piece_keys, _ = split_rows(
-        start_ptr, end_ptr, num_rows, limit, first_position, window, tile_time, sum_time, quad_sum_time, quads_at_once,
-        ROWS, TILE, QUAD, GROUP, HAS_ENDS,
+        start_ptr, end_ptr, num_rows, limit, first_position, sliding_window, window, tile_time, sum_time, quad_sum_time,
+        quads_at_once, ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
-    position = tl.sum(tl.where(rows == row, starts, 0), 0) + place
+    start = tl.sum(tl.where(rows == row, starts, 0), 0)
+    position = start + place
     first_piece = tl.sum(tl.where(rows < row, pieces, 0), 0)
     row_end = tl.sum(tl.where(rows == row, ends, 0), 0)
     end = tl.where(position >= first_position, tl.minimum(position + 1, row_end), 0)
-    num_groups = (end + GROUP - 1) // GROUP
-    num_tiles = (end + TILE - 1) // TILE
-    num_quads = (end + QUAD - 1) // QUAD
-    is_left = (row_end == 0) | (row_end > piece_keys)
+    first = first_key(first_position, start, sliding_window)
+    _, row_keys = counted_keys(first, row_end, sliding_window, GROUP)
+    _, num_keys = counted_keys(first, end, sliding_window, GROUP)
+    num_groups = (num_keys + GROUP - 1) // GROUP
+    num_tiles = (num_keys + TILE - 1) // TILE
+    num_quads = (num_keys + QUAD - 1) // QUAD
+    is_left = (row_keys == 0) | (row_keys > piece_keys)
     column = tl.arange(0, HEAD_DIM)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()

@@ -4,8 +4,8 @@ the result."""
 from __future__ import annotations
 
 from headway.kernels.attention._key_tiles import OPTIONS as _OPTIONS
-from headway.kernels.attention._key_tiles import attend_tile, fold, no_keys
-from headway.kernels.attention._split_kv_plan import split_rows
+from headway.kernels.attention._key_tiles import attend_tile, first_border, first_key, fold, no_keys
+from headway.kernels.attention._split_kv_plan import counted_keys, split_rows
 from headway.kernels.runtime._triton import jit, jit_once_for, tl
 
 __all__ = ["_OPTIONS", "_partial_kernel"]
@@ -15,13 +15,13 @@ __all__ = ["_OPTIONS", "_partial_kernel"]
 def _entries(
     entries_ptr: tl.tensor,
     token: tl.tensor,
-    first_position: tl.tensor,
+    first: tl.tensor,
     end: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     CACHE: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the blocks of the tokens from first_position on and before the end, -1 elsewhere."""
-    is_wanted = (token >= first_position) & (token < end)
+    """Returns the blocks of the tokens from `first` on and before the end, -1 elsewhere."""
+    is_wanted = (token >= first) & (token < end)
     return tl.load(entries_ptr + token // BLOCK_SIZE, mask=is_wanted, other=-1, cache_modifier=CACHE)
 
 
@@ -42,14 +42,20 @@ def _add_four(
 @jit
 def _locate(
     unit: tl.tensor,
+    at_once: tl.tensor,
+    piece_keys: tl.tensor,
     rows: tl.tensor,  # [ROWS]
     starts: tl.tensor,  # [ROWS] int32
     ends: tl.tensor,  # [ROWS] int32
     pieces: tl.tensor,  # [ROWS] int32
     units: tl.tensor,  # [ROWS] int32
     unit_ends: tl.tensor,  # [ROWS] int32
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (the unit's row, the row's start, end of its keys, its first unit and its first piece)."""
+    first_position: tl.tensor,
+    sliding_window: tl.tensor,
+    GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Returns (the unit's row as int64; the row's start, the first key that it sees, and how many are
+    counted; the unit's first piece among those of all rows, begin and end of its keys)."""
     row = tl.sum((unit_ends <= unit).to(tl.int32), 0)
     of_row = rows == row
     start, row_end, first_unit, first_piece = tl.reduce(
@@ -62,7 +68,12 @@ def _locate(
         0,
         _add_four,
     )
-    return row, start, row_end, first_unit, first_piece
+    piece = (unit - first_unit) * at_once
+    first = first_key(first_position, start, sliding_window)
+    base, row_keys = counted_keys(first, row_end, sliding_window, GROUP)
+    begin = base + piece * piece_keys
+    end = tl.minimum(row_end, begin + piece_keys * at_once)
+    return row.to(tl.int64), start, first, row_keys, first_piece + piece, begin, end
 
 
 @jit
@@ -114,8 +125,22 @@ def _store(
     tl.store(acc_ptr + cells, acc, mask=is_query[:, None])
 
 
+@jit
+def _store_result(
+    out_ptr: tl.tensor,
+    offset: tl.tensor,  # [n] int64
+    is_query: tl.tensor,  # [n]
+    l_i: tl.tensor,  # [n] float32
+    acc: tl.tensor,  # [n, head_dim] float32
+    HEAD_DIM: tl.constexpr,
+) -> None:
+    result = (acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]).to(out_ptr.dtype.element_ty)
+    cells = offset[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(out_ptr + cells, result, mask=is_query[:, None])
+
+
 @jit_once_for(
-    "num_rows", "max_blocks", "window", "first_position", "quads_at_once", "table_stride", "table_ptr", "start_ptr",
+    "num_rows", "max_blocks", "window", "first_position", "sliding_window", "quads_at_once", "table_stride", "table_ptr", "start_ptr",
     "end_ptr",
 )  # fmt: skip
 def _partial_kernel(
@@ -132,7 +157,9 @@ def _partial_kernel(
     num_rows: tl.tensor,
     max_blocks: tl.tensor,
     scale: tl.tensor,
+    slope: tl.tensor,
     first_position: tl.tensor,
+    sliding_window: tl.tensor,
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
@@ -169,7 +196,7 @@ def _partial_kernel(
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     rows, starts, ends, pieces, piece_keys, at_once = split_rows(
-        start_ptr, end_ptr, num_rows, max_blocks * BLOCK_SIZE, first_position, window, tile_time, sum_time, quad_sum_time,
+        start_ptr, end_ptr, num_rows, max_blocks * BLOCK_SIZE, first_position, sliding_window, window, tile_time, sum_time, quad_sum_time,
         quads_at_once, ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
     # There are no registers for larger results of two pieces.
@@ -177,45 +204,42 @@ def _partial_kernel(
     at_once = tl.where(is_paired, 2, 1)
     units = tl.where(is_paired, (pieces + 1) // 2, pieces)
     unit_ends = tl.cumsum(units, 0)
-    column = tl.arange(0, HEAD_DIM)
+    factors = scale, slope, sliding_window
     num_items = tl.sum(units, 0) * KV_HEADS * PARTS
     lines = window * (KV_HEADS * GQA_GROUP_SIZE)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         unit = item // (KV_HEADS * PARTS)
         kv_head = (item // PARTS) % KV_HEADS
-        row, start, row_end, first_unit, first_piece = _locate(
-            unit, rows, starts, ends, pieces, units, unit_ends
-        )
-        piece = (unit - first_unit) * at_once
-        begin = piece * piece_keys
-        end = tl.minimum(row_end, begin + piece_keys * at_once)
-        row64 = row.to(tl.int64)
+        row, start, first, row_keys, piece, begin, end = _locate(
+            unit, at_once, piece_keys, rows, starts, ends, pieces, units, unit_ends, first_position, sliding_window, GROUP
+        )  # fmt: skip
+        first_tile = first_border(begin, first, sliding_window, TILE)
 
-        entries_ptr = table_ptr + row64 * table_stride
+        entries_ptr = table_ptr + row * table_stride
         # Blocks are loaded a tile ahead of their keys, whose addresses would wait for them; the first ones
         # before the preceding kernel ends.
-        next_block = _entries(entries_ptr, begin + tl.arange(0, TILE), first_position, end, BLOCK_SIZE, ".cg")
+        next_block = _entries(entries_ptr, first_tile + tl.arange(0, TILE), first, end, BLOCK_SIZE, ".cg")
         if OVERLAPS:
             # The wait is within the loop: the assembler would move the first loads after a wait that precedes
             # the loop.
             tl.extra.cuda.gdc_wait()
 
         is_query, place, head, position, q = _load_queries(
-            query_ptr, item % PARTS, kv_head, row64, start, window, query_row_stride, query_place_stride,
+            query_ptr, item % PARTS, kv_head, row, start, window, query_row_stride, query_place_stride,
             query_head_stride, GQA_GROUP_SIZE, QUERIES, HEAD_DIM,
         )  # fmt: skip
         m_i, l_i, acc = no_keys(QUERIES, HEAD_DIM)
         group_m, group_l, group_acc = m_i, l_i, acc
-        for tile in range(begin, end, TILE):
+        for tile in range(first_tile, end, TILE):
             token = tile + tl.arange(0, TILE)
             block = next_block.to(tl.int64 if IS_WIDE else tl.int32)
-            next_block = _entries(entries_ptr, token + TILE, first_position, end, BLOCK_SIZE, "")
+            next_block = _entries(entries_ptr, token + TILE, first, end, BLOCK_SIZE, "")
             exists = block >= 0
             cell = block * block_stride + (token % BLOCK_SIZE) * token_stride + kv_head * head_stride
-            cells = cell[:, None] + column[None, :]
+            cells = cell[:, None] + tl.arange(0, HEAD_DIM)[None, :]
             k = tl.load(key_ptr + cells, mask=exists[:, None], other=0)
             v = tl.load(value_ptr + cells, mask=exists[:, None], other=0)
-            tile_m, tile_l, tile_acc = attend_tile(q, k, v, exists, token, position, scale, TILE)
+            tile_m, tile_l, tile_acc = attend_tile(q, k, v, exists, token, position, factors, TILE)
             m_i, l_i, acc = fold(m_i, l_i, acc, tile_m, tile_l, tile_acc)
             # Here no keys and values are in registers.
             if (tile + TILE < end) & ((tile + TILE) % QUAD == 0):
@@ -223,19 +247,18 @@ def _partial_kernel(
                 m_i, l_i, acc = no_keys(QUERIES, HEAD_DIM)
 
         line = place * (KV_HEADS * GQA_GROUP_SIZE) + head
-        partial = (first_piece + piece).to(tl.int64) * lines
+        partial = piece.to(tl.int64) * lines
         if end > begin + QUAD:
             if is_paired:
                 _store(acc_ptr, m_ptr, l_ptr, partial, line, is_query, group_m, group_l, group_acc, HEAD_DIM)
                 partial += lines
             else:
                 m_i, l_i, acc = fold(group_m, group_l, group_acc, m_i, l_i, acc)
-        if row_end > piece_keys:
+        if row_keys > piece_keys:
             _store(acc_ptr, m_ptr, l_ptr, partial, line, is_query, m_i, l_i, acc, HEAD_DIM)
         else:
-            result = (acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]).to(out_ptr.dtype.element_ty)
-            out_offset = row64 * out_row_stride + place * out_place_stride + head * out_head_stride
-            tl.store(out_ptr + out_offset[:, None] + column[None, :], result, mask=is_query[:, None])
+            out_offset = row * out_row_stride + place * out_place_stride + head * out_head_stride
+            _store_result(out_ptr, out_offset, is_query, l_i, acc, HEAD_DIM)
     if OVERLAPS:
         # Programs without an item wait, too: the next kernel relies on all kernels before this one.
         tl.extra.cuda.gdc_wait()

@@ -6,7 +6,24 @@ Whether a program computes a tile of keys, a quad or a group depends on the load
 
 from __future__ import annotations
 
+from headway.kernels.attention._key_tiles import first_key
 from headway.kernels.runtime._triton import jit, tl
+
+
+@jit
+def counted_keys(
+    first: tl.tensor,
+    end: tl.tensor,
+    sliding_window: tl.tensor,
+    GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Returns (the key from which a row's pieces are counted, the number of keys from there to `end`).
+    Sliding windows begin in the first group."""
+    base, count = 0, end
+    if sliding_window is not None:
+        base = first // GROUP * GROUP
+        count = tl.maximum(end - base, 0)
+    return base, count
 
 
 @jit
@@ -16,6 +33,7 @@ def split_rows(
     num_rows: tl.tensor,
     limit: tl.tensor,
     first_position: tl.tensor,
+    sliding_window: tl.tensor,
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
@@ -47,10 +65,12 @@ def split_rows(
     if HAS_ENDS:
         given_end = tl.load(end_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg")
         end = tl.minimum(end, given_end.to(tl.int32))
-    end = tl.where(end > first_position, end, 0)
-    tiles = (end + TILE - 1) // TILE
+    first = first_key(first_position, start, sliding_window)
+    end = tl.where(end > first, end, 0)
+    _, count = counted_keys(first, end, sliding_window, GROUP)
+    tiles = (count + TILE - 1) // TILE
     longest = tl.max(tiles, 0)
-    quads = (end + QUAD - 1) // QUAD
+    quads = (count + QUAD - 1) // QUAD
     num_quads = tl.sum(quads, 0)
     turns = tl.where(num_quads > quads_at_once, 2, 1)
     at_once = tl.where(tl.sum((quads + 1) // 2, 0) > quads_at_once, 1, turns)
@@ -60,6 +80,6 @@ def split_rows(
     tile_time = tl.sum(tiles, 0) * tile_time + sum_time + FURTHER_TILE_TIME * (longest - group_time)
     by_quad = quad_time < group_time
     by_tile = tile_time < tl.minimum(quad_time, group_time)
-    pieces = tl.where(by_tile, tiles, tl.where(by_quad, quads, (end + GROUP - 1) // GROUP))
+    pieces = tl.where(by_tile, tiles, tl.where(by_quad, quads, (count + GROUP - 1) // GROUP))
     keys = tl.where(by_tile, TILE, tl.where(by_quad, QUAD, GROUP))
     return row, start, end, pieces, keys, tl.where(keys == QUAD, at_once, 1)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.attention._checks import LOG2_E, check_attention
+from headway.kernels.attention._checks import check_attention, score_factors
 from headway.kernels.attention._key_tiles import OPTIONS
 from headway.kernels.attention._split_kv_combine import _combine_kernel
 from headway.kernels.attention._split_kv_partial import _partial_kernel
-from headway.kernels.attention.dispatch import split_kv_config
+from headway.kernels.attention.dispatch import GROUP_TILES, split_kv_config, split_kv_tile
 from headway.kernels.reference.attention.paged_attention import paged_attention as paged_attention_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import blocks_of, takes_triton
@@ -62,20 +62,26 @@ def _attend(
     end_positions: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    check_attention(query, key_cache, value_cache, out, rule)
+    check_attention(query, key_cache, value_cache, out)
     rows, window, q_heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
     max_blocks = block_table.shape[1]
+    scale, slope, sliding_window = score_factors(rule)
+    max_keys = max_blocks * block_size
+    if sliding_window is not None:
+        # Pieces are counted from the group in which a row's first window begins.
+        group = GROUP_TILES * split_kv_tile(head_dim, query.element_size())
+        max_keys = min(max_keys, sliding_window + window + group)
     config = split_kv_config(
         rows, window, (q_heads, kv_heads), head_dim, query.element_size(),
-        max_keys=max_blocks * block_size, num_multiprocessors=multiprocessors(query.device),
+        max_keys=max_keys, num_multiprocessors=multiprocessors(query.device),
     )  # fmt: skip
     num_partials = config.most_pieces * window * q_heads
     acc = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     m, l_sums = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     overlaps, launch = overlap(query.device)
     extent = rows, max_blocks
-    visible = rule.first_position, window, *config.costs
+    visible = rule.first_position, sliding_window, window, *config.costs
     shape = {
         "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "ROWS": config.scanned_rows,
         "TILE": config.tile, "QUAD": config.quad, "GROUP": config.group, "HAS_ENDS": end_positions is not None, "OVERLAPS": overlaps,
@@ -83,7 +89,7 @@ def _attend(
     ends = start_positions if end_positions is None else end_positions
     _partial_kernel[(config.num_programs,)](
         query, key_cache, value_cache, block_table, start_positions, ends, out, acc, m, l_sums,
-        *extent, rule.scale * LOG2_E, *visible, *query.stride()[:3], *key_cache.stride()[:3],
+        *extent, scale, slope, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], GQA_GROUP_SIZE=q_heads // kv_heads, KV_HEADS=kv_heads,
         QUERIES=config.queries, PARTS=config.parts, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=config.num_warps, num_stages=_STAGES,
         **OPTIONS, **launch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.attention._checks import LOG2_E, check_attention
+from headway.kernels.attention._checks import check_attention, score_factors
 from headway.kernels.attention._hopper_attention import streamed_windows, streams_attention
 from headway.kernels.attention._key_tiles import OPTIONS, attend_keys
 from headway.kernels.attention.dispatch import (
@@ -26,7 +26,16 @@ from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_trito
 from headway.kernels.types._score_rule import ScoreRule
 
 
-@jit_once_for("window", "max_blocks", "first_position", "table_stride", "table_ptr", "start_ptr", "end_ptr")
+@jit_once_for(
+    "window",
+    "max_blocks",
+    "first_position",
+    "sliding_window",
+    "table_stride",
+    "table_ptr",
+    "start_ptr",
+    "end_ptr",
+)
 def _prefill_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,
@@ -38,6 +47,8 @@ def _prefill_kernel(
     window: tl.tensor,
     max_blocks: tl.tensor,
     scale: tl.tensor,
+    slope: tl.tensor,
+    sliding_window: tl.tensor,
     first_position: tl.tensor,
     query_row_stride: tl.tensor,
     query_place_stride: tl.tensor,
@@ -79,7 +90,7 @@ def _prefill_kernel(
     values_ptr = value_ptr + (head // GQA_GROUP_SIZE) * head_stride
     entries_ptr = table_ptr + row * table_stride
     result = attend_keys(
-        q, position, keys_ptr, values_ptr, entries_ptr, end, first_position, scale,
+        q, position, keys_ptr, values_ptr, entries_ptr, end, first_position, (scale, slope, sliding_window),
         block_stride, token_stride, QUERIES, HEAD_DIM, BLOCK_SIZE, TILE, QUAD, GROUP,
     )  # fmt: skip
     out_offset = row * out_row_stride + head * out_head_stride
@@ -109,7 +120,7 @@ def prefill_attention(
             end_positions=end_positions, out=out,
         )  # fmt: skip
     result = torch.empty_like(query) if out is None else out
-    check_attention(query, key_cache, value_cache, result, rule)
+    check_attention(query, key_cache, value_cache, result)
     rows, window, q_heads, head_dim = query.shape
     if rows == 0 or window == 0:
         return result
@@ -126,7 +137,7 @@ def prefill_attention(
     _prefill_kernel[(q_heads, blocks_of(window, cut.queries), rows)](
         query, key_cache, value_cache, block_table, start_positions,
         start_positions if end_positions is None else end_positions, result,
-        window, block_table.shape[1], rule.scale * LOG2_E, rule.first_position,
+        window, block_table.shape[1], *score_factors(rule), rule.first_position,
         *query.stride()[:3], *key_cache.stride()[:3], block_table.stride(0), *result.stride()[:3],
         GQA_GROUP_SIZE=gqa_group_size, HEAD_DIM=head_dim, BLOCK_SIZE=key_cache.shape[1],
         QUERIES=cut.queries, TILE=cut.keys, QUAD=QUAD_TILES * cut.keys, GROUP=GROUP_TILES * cut.keys,

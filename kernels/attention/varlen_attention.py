@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.attention._checks import LOG2_E, check_attention
+from headway.kernels.attention._checks import check_attention, score_factors
 from headway.kernels.attention._hopper_attention import streamed_attention, streams_attention
 from headway.kernels.attention._key_tiles import OPTIONS, attend_keys
 from headway.kernels.attention.dispatch import (
@@ -28,7 +28,7 @@ from headway.kernels.types._score_rule import ScoreRule
 _SHORT_CHUNKS = 4
 
 
-@jit_once_for("num_chunks", "max_blocks", "first_position", "table_stride")
+@jit_once_for("num_chunks", "max_blocks", "first_position", "sliding_window", "table_stride")
 def _varlen_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,
@@ -41,6 +41,8 @@ def _varlen_kernel(
     num_chunks: tl.tensor,
     max_blocks: tl.tensor,
     scale: tl.tensor,
+    slope: tl.tensor,
+    sliding_window: tl.tensor,
     first_position: tl.tensor,
     query_token_stride: tl.tensor,
     query_head_stride: tl.tensor,
@@ -89,7 +91,7 @@ def _varlen_kernel(
         values_ptr = value_ptr + (first_head // GQA_GROUP_SIZE) * head_stride
         entries_ptr = table_ptr + chunk.to(tl.int64) * table_stride
         result = attend_keys(
-            q, position, keys_ptr, values_ptr, entries_ptr, end, first_position, scale,
+            q, position, keys_ptr, values_ptr, entries_ptr, end, first_position, (scale, slope, sliding_window),
             block_stride, token_stride, QUERIES * PACKED, HEAD_DIM, BLOCK_SIZE, TILE, QUAD, GROUP,
         )  # fmt: skip
         out_offsets = (token * out_token_stride + head * out_head_stride)[:, None] + column
@@ -119,7 +121,7 @@ def varlen_attention(
             out=out,
         )  # fmt: skip
     result = torch.empty_like(query) if out is None else out
-    check_attention(query[None], key_cache, value_cache, result[None], rule)
+    check_attention(query[None], key_cache, value_cache, result[None])
     check_dense(first_tokens, lengths, start_positions)
     num_tokens, q_heads, head_dim = query.shape
     num_chunks, max_blocks = block_table.shape
@@ -137,7 +139,7 @@ def varlen_attention(
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,
-            num_chunks, max_blocks, rule.scale * LOG2_E, rule.first_position, *query.stride()[:2], *key_cache.stride()[:3],
+            num_chunks, max_blocks, *score_factors(rule), rule.first_position, *query.stride()[:2], *key_cache.stride()[:3],
             block_table.stride(0), *result.stride()[:2], GQA_GROUP_SIZE=gqa_group_size, PACKED=cut.heads, HEAD_DIM=head_dim,
             BLOCK_SIZE=key_cache.shape[1], CHUNKS=power_of_two(num_chunks), QUERIES=cut.queries,
             TILE=cut.keys, QUAD=QUAD_TILES * cut.keys, GROUP=GROUP_TILES * cut.keys,

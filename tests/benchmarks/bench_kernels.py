@@ -47,7 +47,16 @@ WINDOW, BLOCK_SIZE = 4, 16
 # Of the 120 GB that 141 leave to a cache of 37 layers.
 LAYER_CACHE_BYTES = 3_200_000_000
 CONTEXTS = [(rows, context) for rows in (1, 8, 64) for context in (1024, 8192, 65536)]
-PROMPTS = [(1, 128, 0), (1, 1024, 0), (1, 8192, 0), (1, 2048, 6144), (4, 2048, 0)]
+# The longest of them with a sliding window, too, and a prompt.
+LONG_CONTEXT, SLIDING_WINDOW = 65536, 1024
+PROMPTS = [
+    (1, 128, 0),
+    (1, 1024, 0),
+    (1, 8192, 0),
+    (1, 2048, 6144),
+    (4, 2048, 0),
+    (1, 8192, 0, SLIDING_WINDOW),
+]
 CHUNKS = [(128, [0]), (128, [0] * 4), (512, [0]), (128, [3000]), (512, [8000])]
 # Temperature, top-k, top-p; whether a few tokens hold most of the mass, as in text, or thousands.
 SAMPLERS = {
@@ -218,6 +227,8 @@ def window_lines() -> Iterator[Line]:
         num_blocks = max(of_a_layer, rows * (context // BLOCK_SIZE + 2))
         shuffled = torch.randperm(num_blocks, device="cuda").int()
         yield window_line(rows, context, *caches[:, :num_blocks], shuffled)
+        if context == LONG_CONTEXT:
+            yield window_line(rows, context, *caches[:, :num_blocks], shuffled, SLIDING_WINDOW)
 
 
 def window_line(
@@ -226,28 +237,36 @@ def window_line(
     keys: torch.Tensor,  # [num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM] bfloat16
     values: torch.Tensor,  # [num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM] bfloat16
     shuffled: torch.Tensor,  # [num_blocks] int32
+    sliding_window: int = 0,
 ) -> Line:
-    """The keys and values are the bytes."""
+    """The keys and values that are seen are the bytes."""
     width = context // BLOCK_SIZE + 2
-    size = 4 * rows * context * KV_HEADS * HEAD_DIM
+    seen = min(context, sliding_window + WINDOW - 1) if sliding_window > 0 else context
+    size = 4 * rows * seen * KV_HEADS * HEAD_DIM
     count = min(copies(size), len(shuffled) // (rows * width))
     tables = shuffled[: count * rows * width].view(count, rows, width)
     starts = torch.full((rows,), context - WINDOW, device="cuda")
     query, out, rule = (
         randn(rows, WINDOW, Q_HEADS, HEAD_DIM),
         poisoned(rows, WINDOW, Q_HEADS, HEAD_DIM),
-        kernels.ScoreRule(HEAD_DIM**-0.5),
+        kernels.ScoreRule(HEAD_DIM**-0.5, window=sliding_window),
     )
     kernels.paged_attention(query, keys, values, tables[0], starts, rule, out=out)
     used = tables[0][-1, : width - 2].long()
     row = keys[used][None].flatten(1, 2), values[used][None].flatten(1, 2)
-    error = relative_error(out[-1:], attention_in_float64(query[-1:], *row, context - WINDOW))
+    error = relative_error(out[-1:], attention_in_float64(query[-1:], *row, context - WINDOW, sliding_window))
     launches = [
         lambda t=table: kernels.paged_attention(query, keys, values, t, starts, rule, out=out)
         for table in tables
     ]
     time = microseconds(launches, size / 4e6 + 8)
-    return Line("paged_attention", f"{rows} x {context:,} keys", time, size, "read", error)
+    return Line(
+        "paged_attention", f"{rows} x {context:,} keys{of_window(sliding_window)}", time, size, "read", error
+    )
+
+
+def of_window(sliding_window: int) -> str:
+    return f", a window of {sliding_window:,}" if sliding_window > 0 else ""
 
 
 def attention_in_float64(
@@ -255,11 +274,15 @@ def attention_in_float64(
     keys: torch.Tensor,  # [1, tokens, kv_heads, head_dim]
     values: torch.Tensor,  # [1, tokens, kv_heads, head_dim]
     start: int,
+    sliding_window: int = 0,
 ) -> torch.Tensor:
     """[1, window, q_heads, head_dim], one head after the other."""
     heads = []
     position = start + torch.arange(query.shape[1], device=query.device)
-    is_visible = torch.arange(keys.shape[1], device=query.device) <= position[:, None]
+    token = torch.arange(keys.shape[1], device=query.device)
+    is_visible = (token <= position[:, None]) & (
+        token > position[:, None] - (sliding_window or keys.shape[1] + 1)
+    )
     for head in range(query.shape[2]):
         kv_head = head * keys.shape[2] // query.shape[2]
         scores = query[0, :, head].double() @ keys[0, :, kv_head].double().T * query.shape[3] ** -0.5
@@ -268,7 +291,7 @@ def attention_in_float64(
     return torch.stack(heads, 1)[None]
 
 
-def prompt_line(rows: int, window: int, start: int) -> Line:
+def prompt_line(rows: int, window: int, start: int, sliding_window: int = 0) -> Line:
     """The visible pairs of query and key are the work; PyTorch's fused attention, without pages, beside."""
     width = -(-(window + start) // BLOCK_SIZE)
     keys, values = randn(2, rows * width, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
@@ -277,7 +300,7 @@ def prompt_line(rows: int, window: int, start: int) -> Line:
     query, out, rule = (
         randn(rows, window, Q_HEADS, HEAD_DIM),
         poisoned(rows, window, Q_HEADS, HEAD_DIM),
-        kernels.ScoreRule(HEAD_DIM**-0.5),
+        kernels.ScoreRule(HEAD_DIM**-0.5, window=sliding_window),
     )
 
     def launch() -> torch.Tensor:
@@ -286,15 +309,19 @@ def prompt_line(rows: int, window: int, start: int) -> Line:
     launch()
     dense = [cache[table].flatten(1, 2)[:, : window + start] for cache in (keys, values)]
     last = min(window, 64)
-    expected = attention_in_float64(query[-1:, -last:], dense[0][-1:], dense[1][-1:], start + window - last)
+    expected = attention_in_float64(
+        query[-1:, -last:], dense[0][-1:], dense[1][-1:], start + window - last, sliding_window
+    )
     error = relative_error(out[-1:, -last:], expected)
-    work = 4 * rows * Q_HEADS * HEAD_DIM * window * (start + (window + 1) / 2)
+    most = sliding_window or start + window
+    pairs = sum(min(position + 1, most) for position in range(start, start + window))
+    work = 4 * rows * Q_HEADS * HEAD_DIM * pairs
     peer = None
-    if start == 0:
+    if start == sliding_window == 0:
         q, k, v = (t.transpose(1, 2) for t in (query, *dense))
         fused = [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)]
         peer = microseconds(fused, work / 4e8 + 5)
-    case = f"{rows} x {window:,} after {start:,}"
+    case = f"{rows} x {window:,} after {start:,}{of_window(sliding_window)}"
     return Line(
         "prefill_attention", case, microseconds([launch], work / 4e8 + 5), work, "matmul", error, peer
     )

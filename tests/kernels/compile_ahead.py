@@ -80,7 +80,16 @@ PICK = SEARCH | {"PAIRED": 128, "LISTED": 32, "FEW": 8192, "UNIT": 16, "TESTED":
 PICK |= {"BLOCK": 1024}
 ATTENTION = pointers("query key value out", "*bf16") | pointers("acc m l", "*fp32")
 ATTENTION |= {"table_ptr": "*i32", "start_ptr": VECTOR, "end_ptr": VECTOR}
-ATTENTION |= {"scale": "fp32", "tile_time": "fp32", "sum_time": "fp32", "quad_sum_time": "fp32"}
+ATTENTION |= {
+    "scale": "fp32",
+    "slope": "fp32",
+    "tile_time": "fp32",
+    "sum_time": "fp32",
+    "quad_sum_time": "fp32",
+}
+# Full attention, and what a layer may have besides.
+FULL = {"slope": None, "sliding_window": None}
+RULES = {"full": FULL, "window": {"slope": None}, "soft cap": {"sliding_window": None}, "both": {}}
 STRIDES = tuple(f"{name}_stride" for name in ("block", "token", "head", "table", "x", "out", "residual"))
 STRIDES += tuple(
     f"{tensor}_{axis}_stride" for tensor in ("query", "out") for axis in ("row", "place", "head")
@@ -153,19 +162,25 @@ CASES = [
             PIECES
             | {"GQA_GROUP_SIZE": 4, "KV_HEADS": 8, "PARTS": 1}
             | {"HEAD_DIM": head_dim, "QUERIES": queries, "ROWS": rows}
-            | {"TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile, "IS_WIDE": is_wide, "OVERLAPS": True},
+            | {"TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile, "IS_WIDE": is_wide, "OVERLAPS": True}
+            | RULES[rule],
             num_warps,
             2,
             STRIDES,
+            tolerated_bytes=16 if rule == "both" else 0,  # 8 of 32 queries of heads of 256 dimensions
         )
-        for head_dim, queries, tile, is_wide, rows, num_warps in (
-            (64, 16, 128, False, 32, 4),
-            (64, 16, 128, False, 64, 4),
-            (128, 16, 128, False, 32, 4),
-            (128, 16, 128, False, 64, 4),
-            (128, 32, 128, True, 64, 8),
-            (256, 16, 64, False, 64, 8),
-            (256, 32, 64, True, 64, 8),
+        for head_dim, queries, tile, is_wide, rows, num_warps, rule in (
+            (64, 16, 128, False, 32, 4, "full"),
+            (64, 16, 128, False, 64, 4, "full"),
+            (128, 16, 128, False, 32, 4, "full"),
+            (128, 16, 128, False, 64, 4, "full"),
+            (128, 32, 128, True, 64, 8, "full"),
+            (256, 16, 64, False, 64, 8, "full"),
+            (256, 32, 64, True, 64, 8, "full"),
+            (128, 16, 128, False, 64, 4, "window"),
+            (128, 32, 128, True, 64, 8, "both"),
+            (256, 16, 64, False, 64, 8, "window"),
+            (256, 32, 64, True, 64, 8, "both"),
         )
     ),
     *(
@@ -175,16 +190,19 @@ CASES = [
             ATTENTION,
             PIECES
             | {"HEADS": 32, "HEAD_DIM": head_dim, "TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile}
-            | {"GROUPS": 4, "ROWS": rows, "OVERLAPS": True},
+            | {"GROUPS": 4, "ROWS": rows, "OVERLAPS": True}
+            | RULES[rule],
             num_warps,
             divisible=STRIDES,
         )
-        for head_dim, tile, rows, num_warps in (
-            (64, 128, 32, 1),
-            (64, 128, 64, 1),
-            (128, 128, 32, 2),
-            (128, 128, 64, 2),
-            (256, 64, 64, 4),
+        for head_dim, tile, rows, num_warps, rule in (
+            (64, 128, 32, 1, "full"),
+            (64, 128, 64, 1, "full"),
+            (128, 128, 32, 2, "full"),
+            (128, 128, 64, 2, "full"),
+            (256, 64, 64, 4, "full"),
+            (128, 128, 64, 2, "window"),
+            (256, 64, 64, 4, "window"),
         )
     ),
     *(
@@ -193,13 +211,20 @@ CASES = [
             "_prefill_kernel",
             ATTENTION,
             {"GQA_GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "QUERIES": queries, "TILE": tile}
-            | {"QUAD": 4 * tile, "GROUP": 16 * tile, "HAS_ENDS": True},
+            | {"QUAD": 4 * tile, "GROUP": 16 * tile, "HAS_ENDS": True}
+            | RULES[rule],
             8,
             2,
             STRIDES,
             tolerated_bytes=1024,
         )
-        for head_dim, queries, tile in ((64, 64, 128), (128, 64, 128), (256, 16, 64))
+        for head_dim, queries, tile, rule in (
+            (64, 64, 128, "full"),
+            (128, 64, 128, "full"),
+            (256, 16, 64, "full"),
+            (128, 64, 128, "window"),
+            (256, 16, 64, "both"),
+        )
     ),
     *(
         Case(
@@ -225,13 +250,20 @@ CASES = [
                 "PIECE": 64,
                 "STAGES": 2,
                 "REGISTERS": (240, 24),
-            },
+            }
+            | RULES[rule],
             divisible=(*STRIDES, "query_token_stride", "out_token_stride"),
             tolerated_bytes=1024,  # where a quad ends; with more registers left free it is slower
             least_capability=90,
             most_capability=90,
         )
-        for head_dim, chunks in ((64, 64), (128, 64), (128, 0))
+        for head_dim, chunks, rule in (
+            (64, 64, "full"),
+            (128, 64, "full"),
+            (128, 0, "full"),
+            (128, 64, "window"),
+            (128, 0, "both"),
+        )
     ),
     *(
         Case(
@@ -239,16 +271,19 @@ CASES = [
             "_varlen_kernel",
             ATTENTION | pointers("first length"),
             {"GQA_GROUP_SIZE": packed, "PACKED": packed, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "CHUNKS": 64}
-            | {"QUERIES": rows // packed, "TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile},
+            | {"QUERIES": rows // packed, "TILE": tile, "QUAD": 4 * tile, "GROUP": 16 * tile}
+            | RULES[rule],
             8,
             2,
             (*STRIDES, "query_token_stride", "out_token_stride"),
             tolerated_bytes=1024,
         )
-        for packed, head_dim, rows, tile in (
-            (4, 64, 64, 128),
-            *((packed, 128, 64, 128) for packed in (1, 4, 8)),
-            (4, 256, 16, 64),
+        for packed, head_dim, rows, tile, rule in (
+            (4, 64, 64, 128, "full"),
+            *((packed, 128, 64, 128, "full") for packed in (1, 4, 8)),
+            (4, 256, 16, 64, "full"),
+            (4, 128, 64, 128, "window"),
+            (4, 256, 16, 64, "both"),
         )
     ),
     *(
@@ -953,8 +988,12 @@ def orders_of_sums(binary: Any) -> set[str]:
 
 
 def firsts(cases: list[Case]) -> list[Case]:
-    """Of each kernel its first case, and of those that share one order of sums the first of each form."""
-    forms = {(case.op, case.kernel, case.constants.get("IS_SPAN")): case for case in reversed(cases)}
+    """Of each kernel its first case, and of those that share one order of sums, or that have sliding windows,
+    the first of each form."""
+    forms = {
+        (case.op, case.kernel, case.constants.get("IS_SPAN"), "sliding_window" in case.constants): case
+        for case in reversed(cases)
+    }
     return list(forms.values())
 
 

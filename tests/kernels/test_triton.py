@@ -53,6 +53,7 @@ DEAR = {
         "propose_ngram": ("test_random_rows",),
     },
     "attention": {
+        "score_rule": ("test_tiles_before_the_windows_are_not_read",),
         "paged_attention_pieces": ("test_what_stands_behind_the_end_does_not_matter",),
         "varlen_attention": ("test_keys_before_the_first_position_are_not_seen",),
     },

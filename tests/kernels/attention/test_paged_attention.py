@@ -48,7 +48,13 @@ class Case:
         self.table = self.table.to(device)
 
     def run(
-        self, *, first_position: int = 0, row: slice = slice(None), place: slice = slice(None)
+        self,
+        *,
+        first_position: int = 0,
+        row: slice = slice(None),
+        place: slice = slice(None),
+        soft_cap: float = 0.0,
+        window: int = 0,
     ) -> torch.Tensor:
         start = self.starts[row] + (place.start or 0)
         return paged_attention(
@@ -57,7 +63,7 @@ class Case:
             self.values,
             self.table[row],
             start,
-            ScoreRule(self.scale, first_position=first_position),
+            ScoreRule(self.scale, soft_cap, first_position, window),
         )
 
     def expected(self, first_position: int = 0) -> torch.Tensor:
@@ -133,19 +139,22 @@ def test_no_rows(device: torch.device) -> None:
     assert Case([], 3, device).run().shape == (0, 3, 4, 64)
 
 
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (0.0, 17), (0.0, 600), (2.0, 0), (2.0, 600)])
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (8, 1), (3, 1)], ids=str)
 def test_a_query_gets_the_same_alone_and_in_any_window_or_batch(
-    heads: tuple[int, int], device: torch.device
+    heads: tuple[int, int], soft_cap: float, window: int, device: torch.device
 ) -> None:
     """Contexts around every size at which sums over keys are cut."""
-    window = 64
+    places = 64
     case = Case(
-        [0, 150, 170, 225, 300, 372, 480, 540, 700], window, device, heads=heads, head_dim=32, max_blocks=50
+        [0, 150, 170, 225, 300, 372, 480, 540, 1090], places, device, heads=heads, head_dim=32, max_blocks=80
     )
-    together = case.run()
+    together = case.run(soft_cap=soft_cap, window=window)
     for row in range(9):
         for width, place in ((1, 0), (1, 41), (2, 13), (4, 22), (4, 60), (5, 43), (33, 7), (64, 0)):
-            alone = case.run(row=slice(row, row + 1), place=slice(place, place + width))
+            alone = case.run(
+                row=slice(row, row + 1), place=slice(place, place + width), soft_cap=soft_cap, window=window
+            )
             difference = (alone[0] - together[row, place : place + width]).abs().max()
             assert float(difference) <= (0 if device.type == "cpu" else TOLERANCE[torch.float32]), (
                 row,

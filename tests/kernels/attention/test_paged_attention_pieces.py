@@ -22,6 +22,18 @@ from headway.kernels.runtime._triton import jit, tl
 
 BLOCK_SIZE = 16
 TOLERANCE = 3e-6
+# Windows that begin in a row's first group, tile by tile, and in later ones.
+RULES = {
+    "full": ScoreRule(0.3),
+    "first-1": ScoreRule(0.3, first_position=1),
+    "first-40": ScoreRule(0.3, first_position=40),
+    "first-70": ScoreRule(0.3, first_position=70),
+    "window-1": ScoreRule(0.3, window=1),
+    "window-16": ScoreRule(0.3, window=16, first_position=1),
+    "window-17": ScoreRule(0.3, soft_cap=2.0, window=17),
+    "window-100": ScoreRule(0.3, window=100),
+    "soft-cap": ScoreRule(0.3, soft_cap=2.0),
+}
 UNITS = "group", "two-quads", "quad", "tile"
 # What stores the keys in front of attention: query heads, heads of keys, head_dim, hidden.
 FRONTS = {"streamed": (32, 8, 128, 4096), "skinny": (4, 2, 64, 256), "apart": (4, 2, 64, 256)}
@@ -75,7 +87,7 @@ def arguments(
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("first_position", [0, 1, 40, 70])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize(
     ("starts", "window", "heads"),
     [
@@ -90,39 +102,36 @@ def arguments(
     ids=["across-groups", "rows", "wide-window", "odd-heads", "odd-quads", "many-groups", "wide-pairs"],
 )
 def test_pieces_add_up(
-    starts: list[int], window: int, heads: tuple[int, int], first_position: int, device: torch.device
+    starts: list[int], window: int, heads: tuple[int, int], rule: ScoreRule, device: torch.device
 ) -> None:
     query, keys, values, table, positions = arguments(starts, window, heads, device)
     out = torch.full_like(query, torch.nan)
-    paged_attention(
-        query, keys, values, table, positions, ScoreRule(0.3, first_position=first_position), out=out
-    )
-    expected = twin(query, keys, values, table, positions, ScoreRule(0.3, first_position=first_position))
+    paged_attention(query, keys, values, table, positions, rule, out=out)
+    expected = twin(query, keys, values, table, positions, rule)
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
 
 
 @in_units("two-quads", "tile")
 @pytest.mark.usefixtures("small_pieces")
-def test_rows_without_keys_get_zeros(device: torch.device, is_interpreted: bool) -> None:
-    """Rows that end before anything, beside one whose keys lie in five groups: all places are written."""
+@pytest.mark.parametrize("rule", [RULES["first-1"], RULES["window-16"]], ids=["full", "window"])
+def test_rows_without_keys_get_zeros(rule: ScoreRule, device: torch.device, is_interpreted: bool) -> None:
+    """Rows that end before anything, or before their window, beside one whose keys lie in five groups: all
+    places are written."""
     heads = (2, 1) if is_interpreted else (4, 2)
-    query, keys, values, table, positions = arguments([290, 40, 0, -4], 3, heads, device)
-    ends = torch.tensor([293, 0, 1, 0], device=device)
+    query, keys, values, table, positions = arguments([290, 40, 0, -4, 290], 3, heads, device)
+    ends = torch.tensor([293, 0, 1, 0, 0 if rule.window == 0 else 270], device=device)
     out = torch.full_like(query, torch.nan)
-    paged_attention(
-        query, keys, values, table, positions, ScoreRule(0.3, first_position=1), end_positions=ends, out=out
-    )
+    paged_attention(query, keys, values, table, positions, rule, end_positions=ends, out=out)
     is_triton = device.type == "cuda" or is_interpreted  # the twin looks at ends in float16 only
     assert bool((out[1:] == 0).all() if is_triton else out.isfinite().all())
-    alone = paged_attention(
-        query[:1], keys, values, table[:1], positions[:1], ScoreRule(0.3, first_position=1)
-    )
+    alone = paged_attention(query[:1], keys, values, table[:1], positions[:1], rule)
     assert torch.equal(out[:1], alone)
 
 
+@pytest.mark.parametrize("rule", [RULES["full"], RULES["window-100"], RULES["window-17"]], ids=str)
 @pytest.mark.parametrize("window", [1, pytest.param(4, marks=pytest.mark.interpreted_long)])
 def test_the_result_does_not_depend_on_how_work_is_handed_out(
-    window: int, device: torch.device, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
+    window: int, rule: ScoreRule, device: torch.device, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
 ) -> None:
     """By the group, by two quads, by the quad and by the tile, alone and beside others: the same bits."""
     monkeypatch.setattr(dispatch, "_WIDE_TYPE_TILE", 16)
@@ -135,9 +144,9 @@ def test_the_result_does_not_depend_on_how_work_is_handed_out(
     results = []
     for unit in UNITS:
         hand_out(monkeypatch, unit, num_pairs_of([start + window for start in starts], 32))
-        result = paged_attention(query, keys, values, table, positions, ScoreRule(0.3))
+        result = paged_attention(query, keys, values, table, positions, rule)
         for rows in (slice(0, 1), slice(1, len(starts) - 1), slice(len(starts) - 1, len(starts))):
-            some = paged_attention(query[rows], keys, values, table[rows], positions[rows], ScoreRule(0.3))
+            some = paged_attention(query[rows], keys, values, table[rows], positions[rows], rule)
             assert torch.equal(some, result[rows]), (unit, rows)
         results.append(result)
     assert all(torch.equal(result, results[0]) for result in results)
@@ -149,6 +158,7 @@ def _decision_kernel(
     out_ptr: tl.tensor,
     num_rows: tl.tensor,
     limit: tl.tensor,
+    sliding_window: tl.tensor,
     window: tl.tensor,
     tile_time: tl.tensor,
     sum_time: tl.tensor,
@@ -160,8 +170,8 @@ def _decision_kernel(
     GROUP: tl.constexpr,
 ) -> None:
     _, _, _, pieces, keys, at_once = units_of_rows(
-        start_ptr, start_ptr, num_rows, limit, 0, window, tile_time, sum_time, quad_sum_time, quads_at_once,
-        64, TILE, QUAD, GROUP, False,
+        start_ptr, start_ptr, num_rows, limit, 0, sliding_window, window, tile_time, sum_time, quad_sum_time,
+        quads_at_once, 64, TILE, QUAD, GROUP, False,
     )  # fmt: skip
     tl.store(out_ptr, keys * at_once // TILE)
     tl.store(out_ptr + 1, tl.sum(pieces, 0))
@@ -175,13 +185,15 @@ def load_of(rows: int, heads: tuple[int, int], window: int) -> Any:
     )
 
 
-def decision(starts: list[int], window: int, load: Any, device: torch.device) -> tuple[int, int]:
+def decision(
+    starts: list[int], window: int, load: Any, device: torch.device, sliding_window: int | None = None
+) -> tuple[int, int]:
     """(tiles that a program takes, pieces)."""
     out = torch.zeros(2, dtype=torch.int32, device=device)
     positions = torch.tensor(starts, device=device)
     limit = max(starts) + window
     _decision_kernel[(1,)](
-        positions, out, len(starts), limit, window, *load, split_rows, 128, 4 * 128, 16 * 128,
+        positions, out, len(starts), limit, sliding_window, window, *load, split_rows, 128, 4 * 128, 16 * 128,
         enable_fp_fusion=False,
     )  # fmt: skip
     tiles, pieces = out.tolist()
@@ -261,6 +273,14 @@ def test_the_longest_row_decides_among_short_ones(hands_out: torch.device) -> No
     assert decision([1016] + [1] * 15, 4, load_of(16, (32, 8), 4), hands_out) == (1, 8 + 15)
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rows_of_long_contexts_have_the_pieces_of_their_windows(rows: int, hands_out: torch.device) -> None:
+    """Counted from the group in which a window begins."""
+    load = load_of(rows, (32, 8), 4)
+    far = decision([2048 * 60 + 1500] * rows, 4, load, hands_out, sliding_window=1024)
+    assert far == decision([1500] * rows, 4, load, hands_out, sliding_window=1024)
+
+
 def test_partial_results_have_room(hands_out: torch.device) -> None:
     """Of rows of all lengths, for one to 64 items a tile; then where all goes by the quad."""
     generator = torch.Generator().manual_seed(0)
@@ -273,6 +293,8 @@ def test_partial_results_have_room(hands_out: torch.device) -> None:
                 tiles, pieces = decision(starts, 4, load, hands_out)
                 assert pieces <= dispatch.most_pieces(rows, max(starts) + 4, 128, load)
                 ways.add(tiles)
+                _, pieces = decision(starts, 4, load, hands_out, sliding_window=300)
+                assert pieces <= dispatch.most_pieces(rows, min(max(starts), 300 + 2048) + 4, 128, load)
     assert ways == {1, 4, 8, 16}
 
 
@@ -344,8 +366,11 @@ def test_what_stands_behind_the_end_does_not_matter(
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(32, 8), (32, 4), (28, 4), (8, 8)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    "rule", [ScoreRule(0.1), ScoreRule(0.1, window=129), ScoreRule(0.1, soft_cap=20.0, window=1024)], ids=str
+)
 def test_a_query_gets_the_same_bits_in_any_window_and_batch(
-    heads: tuple[int, int], head_dim: int, monkeypatch: pytest.MonkeyPatch
+    rule: ScoreRule, heads: tuple[int, int], head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows of one and of two tiles of queries; work handed out as its amount has it, then in each way."""
     rows, window, blocks = 70, 9, 200
@@ -355,43 +380,40 @@ def test_a_query_gets_the_same_bits_in_any_window_and_batch(
     positions = torch.randint(0, blocks * BLOCK_SIZE - window, (rows,), device="cuda")
     positions[:3] = torch.tensor([3000, 1020, 0])
     query = torch.randn(rows, window, heads[0], head_dim, device="cuda", dtype=torch.bfloat16)
-    together = paged_attention(query, keys, values, table, positions, ScoreRule(0.1))
-    expected = twin(query.double(), keys.double(), values.double(), table, positions, ScoreRule(0.1))
+    together = paged_attention(query, keys, values, table, positions, rule)
+    expected = twin(query.double(), keys.double(), values.double(), table, positions, rule)
     torch.testing.assert_close(together.double(), expected, rtol=0, atol=2e-2)
     for width in (1, 2, 4, 5, 9):
         for some in (slice(0, 1), slice(1, 3), slice(0, rows)):
-            result = paged_attention(
-                query[some, :width], keys, values, table[some], positions[some], ScoreRule(0.1)
-            )
+            result = paged_attention(query[some, :width], keys, values, table[some], positions[some], rule)
             assert torch.equal(result, together[some, :width]), (width, some)
     quad = dispatch.QUAD_TILES * dispatch.split_kv_tile(head_dim, 2)
     for unit in UNITS:
         for width in (1, 4):
             ends = [position + width for position in positions[:12].tolist()]
             hand_out(monkeypatch, unit, num_pairs_of(ends, quad))
-            result = paged_attention(
-                query[:12, :width], keys, values, table[:12], positions[:12], ScoreRule(0.1)
-            )
+            result = paged_attention(query[:12, :width], keys, values, table[:12], positions[:12], rule)
             assert torch.equal(result, together[:12, :width]), (unit, width)
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_follows_the_lengths() -> None:
+@pytest.mark.parametrize("rule", [ScoreRule(0.1), ScoreRule(0.1, window=1000)], ids=str)
+def test_a_captured_graph_follows_the_lengths(rule: ScoreRule) -> None:
     rows, blocks = 4, 512
     caches = torch.randn(2, rows * blocks, BLOCK_SIZE, 8, 128, device="cuda", dtype=torch.bfloat16)
     table = torch.arange(rows * blocks, device="cuda").view(rows, blocks)
     positions = torch.zeros(rows, dtype=torch.int64, device="cuda")
     query = torch.randn(rows, 4, 32, 128, device="cuda", dtype=torch.bfloat16)
     out = torch.full_like(query, torch.nan)
-    paged_attention(query, *caches, table, positions, ScoreRule(0.1), out=out)
+    paged_attention(query, *caches, table, positions, rule, out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        paged_attention(query, *caches, table, positions, ScoreRule(0.1), out=out)
+        paged_attention(query, *caches, table, positions, rule, out=out)
     for lengths in ([5, 100, 0, 2000], [8188, 8188, 8188, 8188], [-4, 1023, 1024, 7]):
         positions.copy_(torch.tensor(lengths))
         out.fill_(torch.nan)
         graph.replay()
-        assert torch.equal(out, paged_attention(query, *caches, table, positions, ScoreRule(0.1)))
+        assert torch.equal(out, paged_attention(query, *caches, table, positions, rule))
         assert not bool(out.isnan().any())
 
 

@@ -49,22 +49,30 @@ class Prompt:
             device, dtype
         )
 
-    def run(self, first: int = 0, last: int | None = None, *, first_position: int = 0) -> torch.Tensor:
-        return prefill_attention(
-            self.query[:, first:last], *self.caches, self.table, self.starts + first, ScoreRule(self.scale, first_position=first_position),
-        )  # fmt: skip
+    def rule(self, soft_cap: float = 0.0, first_position: int = 0, window: int = 0) -> ScoreRule:
+        return ScoreRule(self.scale, soft_cap, first_position, window)
 
-    def expected(self, first_position: int = 0) -> torch.Tensor:
+    def run(self, first: int = 0, last: int | None = None, *, rule: ScoreRule | None = None) -> torch.Tensor:
+        return prefill_attention(
+            self.query[:, first:last], *self.caches, self.table, self.starts + first, rule or self.rule()
+        )
+
+    def expected(self, rule: ScoreRule | None = None) -> torch.Tensor:
+        _, cap, first_position, window = rule or self.rule()
         sharing = self.query.shape[2] // self.keys.shape[2]
         k, v = (t.double().repeat_interleave(sharing, 2) for t in (self.keys, self.values))
         position = self.starts.cpu()[:, None] + torch.arange(self.query.shape[1])
         token = torch.arange(k.shape[1])
         is_visible = (token <= position[..., None]) & (token >= first_position)
+        is_visible &= token > position[..., None] - (window or len(token) + 1)
         scores = torch.einsum("rwhd,rthd->rhwt", self.query.double().cpu(), k) * self.scale
+        scores = cap * (scores / cap).tanh() if cap else scores
         weights = scores.masked_fill(~is_visible[:, None], -torch.inf).softmax(-1).nan_to_num(0)
         return torch.einsum("rhwt,rthd->rwhd", weights, v)
 
 
+# Soft caps and sliding windows: of less than a tile, of a tile, of a tile and one, across groups.
+RULES = [(0.0, 0), (0.0, 1), (0.0, 127), (0.0, 128), (20.0, 129), (0.0, 1024), (20.0, 0)]
 CASES = {"whole": ([0], 50), "after-a-prefix": ([37], 33), "two-rows": ([0, 70], 20), "one": ([64], 1)}
 
 
@@ -80,8 +88,9 @@ def test_softmax_over_the_visible_keys(
 @pytest.mark.parametrize("first_position", [1, 40])
 def test_keys_before_the_first_position_are_not_seen(first_position: int, device: torch.device) -> None:
     prompt = Prompt([20], 45, device)
-    result = prompt.run(first_position=first_position).double().cpu()
-    torch.testing.assert_close(result, prompt.expected(first_position), rtol=0, atol=2e-6)
+    rule = prompt.rule(first_position=first_position)
+    result = prompt.run(rule=rule).double().cpu()
+    torch.testing.assert_close(result, prompt.expected(rule), rtol=0, atol=2e-6)
 
 
 @pytest.mark.gpu
@@ -94,17 +103,32 @@ def test_types_and_head_sizes(
 ) -> None:
     prompt = Prompt(starts, window, torch.device("cuda"), heads=(8, 2), head_dim=head_dim, dtype=dtype)
     prompt.caches[:, prompt.table[0, 0], :first_position] = GUARD
-    result = prompt.run(first_position=first_position).double().cpu()
-    torch.testing.assert_close(result, prompt.expected(first_position), rtol=0, atol=TOLERANCE[dtype])
+    rule = prompt.rule(first_position=first_position)
+    result = prompt.run(rule=rule).double().cpu()
+    torch.testing.assert_close(result, prompt.expected(rule), rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.gpu
-def test_how_a_prompt_is_cut_does_not_change_a_bit() -> None:
+@pytest.mark.parametrize(("soft_cap", "sliding_window"), RULES)
+def test_how_a_prompt_is_cut_does_not_change_a_bit(soft_cap: float, sliding_window: int) -> None:
     prompt = Prompt([100], 1000, torch.device("cuda"), heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
-    whole = prompt.run()
+    rule = prompt.rule(soft_cap, window=sliding_window)
+    whole = prompt.run(rule=rule)
     for cuts in ([0, 512, 1000], [0, 1, 300, 999, 1000]):
-        parts = [prompt.run(a, b) for a, b in itertools.pairwise(cuts)]
+        parts = [prompt.run(a, b, rule=rule) for a, b in itertools.pairwise(cuts)]
         assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def assert_bits_of_decode_windows(prompt: Prompt, rule: ScoreRule) -> None:
+    window = prompt.query.shape[1]
+    expected = torch.empty_like(prompt.query)
+    for first in range(0, window, 3):
+        places = slice(first, min(first + 3, window))
+        paged_attention(
+            prompt.query[:, places], *prompt.caches, prompt.table, prompt.starts + first, rule,
+            out=expected[:, places],
+        )  # fmt: skip
+    assert torch.equal(prompt.run(rule=rule), expected)
 
 
 @pytest.mark.gpu
@@ -120,14 +144,39 @@ def test_prompts_have_the_bits_of_decode_windows(
 ) -> None:
     """Within tiles, quads, groups and beyond: whichever kernel computes a query, its sums have one order."""
     prompt = Prompt(starts, window, torch.device("cuda"), heads=heads, head_dim=head_dim, dtype=dtype)
-    expected = torch.empty_like(prompt.query)
-    for first in range(0, window, 3):
-        places = slice(first, min(first + 3, window))
-        paged_attention(
-            prompt.query[:, places], *prompt.caches, prompt.table, prompt.starts + first, ScoreRule(prompt.scale),
-            out=expected[:, places],
-        )  # fmt: skip
-    assert torch.equal(prompt.run(), expected)
+    assert_bits_of_decode_windows(prompt, prompt.rule())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("soft_cap", "sliding_window"), RULES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((28, 4), 128), ((16, 4), 64), ((4, 2), 256)])
+@pytest.mark.parametrize(
+    ("starts", "window"), [([0, 511], 5), ([2040, 5000, 77], 300), ([9000], 257)], ids=str
+)
+def test_prompts_have_the_bits_of_decode_windows_by_any_rule(
+    starts: list[int],
+    window: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    soft_cap: float,
+    sliding_window: int,
+) -> None:
+    prompt = Prompt(
+        starts, window, torch.device("cuda"), heads=heads, head_dim=head_dim, dtype=torch.bfloat16
+    )
+    assert_bits_of_decode_windows(prompt, prompt.rule(soft_cap, window=sliding_window))
+
+
+def assert_streamed_has_the_same_bits(
+    prompt: Prompt, rule: ScoreRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert KERNEL.streams_attention(prompt.query, *prompt.caches, rule)
+    streamed = prompt.run(rule=rule)
+    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
+    assert torch.equal(streamed, prompt.run(rule=rule))
+    torch.testing.assert_close(
+        streamed.double().cpu(), prompt.expected(rule), rtol=0, atol=TOLERANCE[torch.bfloat16]
+    )
 
 
 @pytest.mark.gpu
@@ -158,13 +207,38 @@ def test_what_hopper_streams_has_the_same_bits(
     prompt = Prompt(
         starts, window, hopper, heads=heads, head_dim=128, block_size=block_size, dtype=torch.bfloat16
     )
-    assert KERNEL.streams_attention(prompt.query, *prompt.caches, ScoreRule(prompt.scale))
-    streamed = prompt.run()
-    monkeypatch.setattr(KERNEL, "streams_attention", lambda *_: False)
-    assert torch.equal(streamed, prompt.run())
-    torch.testing.assert_close(
-        streamed.double().cpu(), prompt.expected(), rtol=0, atol=TOLERANCE[torch.bfloat16]
-    )
+    assert_streamed_has_the_same_bits(prompt, prompt.rule(), monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("soft_cap", "sliding_window"), RULES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((6, 2), 64)])
+@pytest.mark.parametrize(
+    ("starts", "window"), [([5000], 1), ([63, 0, 2640], 33), ([3000], 300), ([-2, -60, 7], 70)], ids=str
+)
+def test_what_hopper_streams_has_the_same_bits_by_any_rule(
+    starts: list[int],
+    window: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    soft_cap: float,
+    sliding_window: int,
+    hopper: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompt = Prompt(starts, window, hopper, heads=heads, head_dim=head_dim, dtype=torch.bfloat16)
+    assert_streamed_has_the_same_bits(prompt, prompt.rule(soft_cap, window=sliding_window), monkeypatch)
+
+
+@pytest.mark.gpu
+def test_what_hopper_streams_begins_at_the_first_tile_of_a_window(hopper: torch.device) -> None:
+    """Not a number stands in every tile that no query sees."""
+    prompt = Prompt([3000], 40, hopper, heads=(32, 8), head_dim=128, dtype=torch.bfloat16)
+    rule = prompt.rule(window=1000)
+    assert KERNEL.streams_attention(prompt.query, *prompt.caches, rule)
+    expected = prompt.run(rule=rule)
+    prompt.caches[:, prompt.table[0, : 2001 // 128 * 128 // 16]] = torch.nan
+    assert torch.equal(prompt.run(rule=rule), expected)
 
 
 @pytest.mark.parametrize(("first_position", "end"), [(0, None), (1, None), (0, 9)], ids=str)

@@ -95,22 +95,17 @@ def test_scores_are_those_of_transformers(
     torch.testing.assert_close(FORMS[form](rows, rule).cpu(), rows.expected(rule), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
-@pytest.mark.parametrize("window", [0, 17, 600])
-def test_a_query_of_the_twin_gets_the_same_bits_alone_and_among_others(window: int, soft_cap: float) -> None:
-    """Contexts around every size at which sums over keys are cut, rows alone and together, drafts or none."""
-    width, heads = 64, (4, 2)
-    rows = Rows([0, 150, 300, 540, 1090], width, torch.device("cpu"), heads)
-    rule = ScoreRule(SCALE, soft_cap, window=window)
-    together = rows.windows(rule)
-    for row in range(5):
-        own = slice(row, row + 1)
-        for count, place in ((1, 0), (1, 41), (2, 13), (4, 60), (5, 43), (33, 7), (64, 0)):
-            alone = paged_attention(
-                rows.query[own, place : place + count],
-                *rows.caches,
-                rows.table[own],
-                rows.starts[own] + place,
-                rule,
-            )
-            assert torch.equal(alone, together[own, place : place + count]), (row, count, place)
+@pytest.mark.parametrize("form", FORMS)
+def test_tiles_before_the_windows_are_not_read(form: str, device: torch.device, is_interpreted: bool) -> None:
+    """Not a number stands in every tile that no query of a row sees. The twin skips sums of 512 keys that no
+    row sees."""
+    is_twin = device.type == "cpu" and not is_interpreted
+    tile = 512 if is_twin else TILE
+    rows, rule = Rows([tile + 30, 5 * tile + 15], 4, device), ScoreRule(SCALE, window=17)
+    expected = FORMS[form](rows, rule)
+    starts = rows.starts if form == "chunks" or not is_twin else rows.starts.amin().expand(2)
+    for start, table in zip(starts.tolist(), rows.table, strict=True):
+        first_tile = (start - rule.window + 1) // tile
+        assert first_tile > 0
+        rows.caches[:, table[: first_tile * tile // BLOCK_SIZE].long()] = torch.nan
+    assert torch.equal(FORMS[form](rows, rule), expected)

@@ -55,19 +55,15 @@ class Prompts:
         self.query = torch.randn(tokens, q_heads, head_dim, generator=generator).to(device, dtype)
         self.query[sum(lengths) :] = torch.nan  # padding
 
-    def run(self, out: torch.Tensor | None = None, *, first_position: int = 0) -> torch.Tensor:
+    def rule(self, soft_cap: float = 0.0, first_position: int = 0, window: int = 0) -> ScoreRule:
+        return ScoreRule(self.scale, soft_cap, first_position, window)
+
+    def run(self, out: torch.Tensor | None = None, *, rule: ScoreRule | None = None) -> torch.Tensor:
         chunks = self.table, self.firsts, self.lengths, self.starts
-        return varlen_attention(
-            self.query,
-            self.keys,
-            self.values,
-            *chunks,
-            ScoreRule(self.scale, first_position=first_position),
-            out=out,
-        )
+        return varlen_attention(self.query, self.keys, self.values, *chunks, rule or self.rule(), out=out)
 
     def assert_each_is_as_alone(
-        self, result: torch.Tensor, tolerance: float, *, first_position: int = 0
+        self, result: torch.Tensor, tolerance: float, *, rule: ScoreRule | None = None
     ) -> None:
         """Compares with the kernel of one prompt without TMA."""
         for row, (first, (length, _)) in enumerate(zip(self.firsts.tolist(), self.chunks, strict=True)):
@@ -75,7 +71,7 @@ class Prompts:
                 patch.setattr(ALONE, "streams_attention", lambda *_: False)
                 (expected,) = prefill_attention(
                     self.query[None, first : first + length], self.keys, self.values, self.table[row : row + 1],
-                    self.starts[row : row + 1], ScoreRule(self.scale, first_position=first_position),
+                    self.starts[row : row + 1], rule or self.rule(),
                 )  # fmt: skip
             torch.testing.assert_close(result[first : first + length], expected, rtol=0, atol=tolerance)
 
@@ -123,8 +119,25 @@ def test_heads_that_share_keys_go_together_by_up_to_eight(
 @pytest.mark.parametrize("first_position", [1, 30])
 def test_keys_before_the_first_position_are_not_seen(first_position: int, device: torch.device) -> None:
     prompts = Prompts([(40, 0), (5, 60)], device, heads=(4, 2), block_size=16)
-    result = prompts.run(first_position=first_position)
-    prompts.assert_each_is_as_alone(result, 2e-6, first_position=first_position)
+    rule = prompts.rule(first_position=first_position)
+    prompts.assert_each_is_as_alone(prompts.run(rule=rule), 2e-6, rule=rule)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("soft_cap", "window"), [(0.0, 1), (0.0, 127), (0.0, 128), (20.0, 129), (0.0, 1024), (20.0, 0)]
+)
+def test_each_chunk_has_the_bits_that_it_has_alone_by_any_rule(
+    soft_cap: float, window: int, head_dim: int
+) -> None:
+    """With TMA where the device has it, against the kernel of one prompt without."""
+    chunks = [(300, 0), (128, 5000), (1, 77), (0, 0), (64, 64), (530, 2)]
+    prompts = Prompts(
+        chunks, torch.device("cuda"), heads=(16, 4), head_dim=head_dim, dtype=torch.bfloat16, padding=17
+    )
+    rule = prompts.rule(soft_cap, window=window)
+    prompts.assert_each_is_as_alone(prompts.run(rule=rule), 0, rule=rule)
 
 
 @pytest.mark.gpu
