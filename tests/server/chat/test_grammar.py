@@ -12,6 +12,7 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
+import pytest_asyncio
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import INFO, FakeEngine
@@ -26,6 +27,7 @@ from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -80,8 +82,9 @@ def template() -> str:
     return TEMPLATE
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
+    """Those of all tests of a tokenizer, for a worker takes longer to start than any of them."""
     table = tokenizer.token_table()
     assert table is not None
     grammars = Grammars(table, len(table.tokens))

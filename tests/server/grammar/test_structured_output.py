@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+import pytest_asyncio
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.grammars import fits
@@ -18,6 +20,7 @@ from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 HELLO = {"role": "user", "content": "hello"}
 LEAST: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "the quick", "max_tokens": 4}),
@@ -78,6 +81,14 @@ FORMS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "grammar": ({"structured_outputs": {"grammar": f"{LARK}\n# stop= and %json {{ in a comment"}}, ["move up"], ["up"]),
     "grammar-with-json": ({"guided_grammar": 'start: "a" %json {"enum": [1, 2]} "z"'}, ["a1z"], ["a3z"]),
 }  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
+    """Those of all tests of this module, for a worker takes longer to start than any of them."""
+    grammars = Grammars(tokenizer.token_table(), INFO.vocab_size)
+    yield grammars
+    await grammars.close()
 
 
 @pytest.fixture
