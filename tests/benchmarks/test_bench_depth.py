@@ -33,6 +33,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_every_cell_compares_the_chosen_depth_with_all_fixed_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -332,7 +332,16 @@ def takes_another_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefixCache, "checkpoint", faulty)
 
 
-@pytest.mark.parametrize("plant", [rewinds_one_token_too_few, takes_a_stale_block, takes_another_state])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        rewinds_one_token_too_few,
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in (takes_a_stale_block, takes_another_state)
+        ),
+    ],
+)
 def test_a_fault_is_found_within_twenty_requests(
     plant: Callable[[pytest.MonkeyPatch], None],
     hybrid: str,

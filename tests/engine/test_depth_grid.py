@@ -112,7 +112,7 @@ def assert_grid(reference: Reference, cells: Iterable[Cell], chooser: str, tempe
     ("chooser", "temperature"),
     [
         ("random", 0.8),
-        ("auto", 0.0),
+        pytest.param("auto", 0.0, marks=pytest.mark.slow),
         pytest.param("random", 0.0, marks=pytest.mark.long),
         pytest.param("auto", 0.8, marks=pytest.mark.long),
     ],

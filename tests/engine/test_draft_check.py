@@ -77,7 +77,7 @@ def assert_found_or_harmless(check: DraftCheck, right: DraftCheck, what: object)
     ("name", "kinds"),
     [
         ("constructed", ["scaled", "noisy"]),
-        ("recurrent", ["without_offset", "wrong_layer"]),
+        pytest.param("recurrent", ["without_offset", "wrong_layer"], marks=pytest.mark.slow),
         pytest.param("constructed", ["swapped", "doubled_offset"], marks=pytest.mark.long),
         pytest.param("recurrent", ["swapped"], marks=pytest.mark.long),
     ],
@@ -102,7 +102,7 @@ def test_the_right_head_of_the_embedded_model_passes() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "state"),
     [
-        ("constructed", "swapped", "failed"),
+        pytest.param("constructed", "swapped", "failed", marks=pytest.mark.slow),
         pytest.param("embedded", "swapped", "failed", marks=pytest.mark.long),
         pytest.param("embedded", "wrong_layer", "failed", marks=pytest.mark.long),
         pytest.param("embedded", None, "passed", marks=pytest.mark.long),

@@ -96,6 +96,7 @@ def test_it_serves_until_a_shutdown_and_ignores_sigterm(peer: tuple[Peer, str], 
         assert engine.wait(SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_it_tells_why_it_cannot_start(peer: tuple[Peer, str], tmp_path: Path) -> None:
     end, address = peer
     with subprocess.Popen(command(address)) as engine:
@@ -106,6 +107,7 @@ def test_it_tells_why_it_cannot_start(peer: tuple[Peer, str], tmp_path: Path) ->
     assert "nothing" in failure.message
 
 
+@pytest.mark.slow
 def test_it_leaves_when_its_parent_is_gone(peer: tuple[Peer, str], config: EngineConfig) -> None:
     end, address = peer
     code = f"import subprocess, time; print(subprocess.Popen({command(address)!r}).pid, flush=True); time.sleep(600)"

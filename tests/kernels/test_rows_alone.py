@@ -93,7 +93,12 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.fixture(
-    params=[pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long), 4]
+    params=[
+        pytest.param(1, marks=pytest.mark.long),
+        2,
+        pytest.param(3, marks=pytest.mark.long),
+        pytest.param(4, marks=pytest.mark.slow),
+    ]
 )
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()

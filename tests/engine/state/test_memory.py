@@ -221,6 +221,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_a_step_finds_the_memory_of_the_last_one_mapped() -> None:
     faults = {how: int(_python(STEPS_OF_LARGE_BLOCKS, how)) for how in ("returned", "kept")}

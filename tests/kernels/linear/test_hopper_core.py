@@ -106,7 +106,7 @@ def pretended_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are(
     rows: int, outputs: int, inputs: int, expected: TmaGemmConfig | None
 ) -> None:
-    x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
+    x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16, device="meta") for n in (rows, outputs))
     assert config_of(x, weight) == expected
 
 
@@ -127,7 +127,7 @@ def test_the_weight_decides_how_sums_are_cut_and_rows_how_large_copies_are(
 def test_a_copy_has_as_many_bytes_of_float8(
     rows: int, outputs: int, inputs: int, expected: TmaGemmConfig | None
 ) -> None:
-    x, weight = (torch.zeros(n, inputs).to(torch.float8_e4m3fn) for n in (rows, outputs))
+    x, weight = (torch.empty(n, inputs, dtype=torch.float8_e4m3fn, device="meta") for n in (rows, outputs))
     assert config_of(x, weight) == expected
     assert paired_config_of(x, weight) is None
 
@@ -150,7 +150,7 @@ def test_a_copy_has_as_many_bytes_of_float8(
 def test_more_rows_share_a_program_s_tiles(
     rows: int, outputs: int, inputs: int, expected: TmaGemmConfig | None
 ) -> None:
-    x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16) for n in (rows, outputs))
+    x, weight = (torch.empty(n, inputs, dtype=torch.bfloat16, device="meta") for n in (rows, outputs))
     assert many_config_of(x, weight) == expected
 
 
@@ -190,7 +190,7 @@ def test_no_number_of_rows_changes_the_order_of_sums(outputs: int, inputs: int, 
     """A tile's first input, and its part's, are the same with copies of either size, beside any tiles."""
     orders, sizes = [], set()
     for rows in (1, 32, 33, 64):
-        x, weight = (torch.zeros(n, inputs).to(dtype) for n in (rows, outputs))
+        x, weight = (torch.empty(n, inputs, dtype=dtype, device="meta") for n in (rows, outputs))
         streams = config_of(x, weight)
         assert streams is not None
         constants = stream_constants_of(x, streams)

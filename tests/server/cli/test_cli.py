@@ -436,6 +436,7 @@ def test_a_completion_takes_memory_for_one_request_alone(monkeypatch: pytest.Mon
     assert config.num_rows == 1
 
 
+@pytest.mark.slow
 def test_a_completion_that_nobody_reads_ends_quietly() -> None:
     command = headway_command("complete", "def parse(", "--device", "cpu", "--depth", "0")
     reader, writer = os.pipe()

@@ -242,6 +242,7 @@ def test_what_the_files_of_the_tokenizer_are_warned_of_is_told(tell: Any, folder
     assert "temperature is 9" in out
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_process(folder: Path) -> None:
     done = subprocess.run(
         headway_command("inspect", str(folder), "--json", "--device", "cpu"),
