@@ -12,9 +12,10 @@ import torch
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import Kind
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.models.registry import read_model_spec
-from headway.engine.options import has_ordered_sums
+from headway.engine.options import draft_maker, has_ordered_sums
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
@@ -65,23 +66,24 @@ def assemble(
     _warn_of_meaningless_text(config)
     spec = read_model_spec(config.model_path)
     early = resolve(config, announced(config, spec, facts, available_bytes(facts.device)))
-    model = _load(config, early, progress)
-    loaded = Outline.of_loaded(model, facts, available_bytes(facts.device))
+    models = _load(config, early, progress)
+    loaded = Outline.of_loaded(models, facts, available_bytes(facts.device))
     resolved = resolve(config, loaded)
     warn_of_cut_context(config, spec, resolved)
-    runner = build_device(resolved, model, drafter)
-    info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, model))
+    runner = build_device(resolved, models, drafter)
+    info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, models))
     return Engine(build_host(resolved), runner, info)
 
 
-def build_device(resolved: Resolved, model: CausalLM, drafter: Drafter | None = None) -> Runner:
+def build_device(resolved: Resolved, models: ModelPair, drafter: Drafter | None = None) -> Runner:
     """Brings the loaded weights into their formats and takes the memory of the device: what every rank needs.
 
     drafter: as for `assemble`.
     """
-    config, device, vocab_size = resolved.config, model.device, model.spec.vocab_size
-    if model.draft_head is not None:
-        model.draft_head.choose_formats(config.draft_lm_head, config.draft_layers)
+    config, model = resolved.config, models.target
+    device, vocab_size = model.device, model.spec.vocab_size
+    if models.draft is not None:
+        models.draft.choose_formats(config.draft_lm_head, config.draft_layers)
     if device.type == "cpu":
         keep_freed_memory()
         if config.threads is not None:
@@ -95,6 +97,7 @@ def build_device(resolved: Resolved, model: CausalLM, drafter: Drafter | None = 
     pool = StatePool(
         resolved.layers,
         resolved.drafter_state,
+        draft_layers=resolved.draft_layers,
         num_blocks=resolved.num_blocks,
         num_rows=config.num_rows,
         num_checkpoints=resolved.num_checkpoints,
@@ -106,7 +109,7 @@ def build_device(resolved: Resolved, model: CausalLM, drafter: Drafter | None = 
         model,
         pool,
         rows,
-        drafter or new_drafter(config, model, pool, rows),
+        drafter or new_drafter(config, models, pool, rows),
         max_depth=config.depth,
         processors=processors,
         masks=masks,
@@ -148,18 +151,18 @@ def _warn_of_meaningless_text(config: EngineConfig) -> None:
         )
 
 
-def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], None]) -> CausalLM:
+def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], None]) -> ModelPair:
     make_model = make_dummy_model if config.load_format == "dummy" else load_model
-    model = make_model(
+    models = make_model(
         config.model_path,
         device=early.outline.device,
         dtype=config.dtype,
-        with_draft_head=early.outline.has_draft_head,
+        make_draft=draft_maker(config, early.outline.spec),
         progress=progress,
         max_model_len=early.max_model_len,
     )
-    warn_without_head(config, has_head=model.has_draft_head)
-    return model
+    warn_without_head(config, has_head=models.draft is not None)
+    return models
 
 
 def order_sums(model: CausalLM) -> None:
@@ -171,7 +174,7 @@ def order_sums(model: CausalLM) -> None:
     """
     keep_sums_whole()
     tried: dict[Kind, bool] = {}
-    for linear in model.target_linears():
+    for linear in model.linears():
         linear.order_sums(tried)
     for (shape, _), by_library in tried.items():
         computed_by = "the library" if by_library else "the project's kernels alone"

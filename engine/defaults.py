@@ -107,7 +107,7 @@ def _separate_chunk(outline: Outline, available: int) -> int:
     """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large
     models compute fewer tokens a step."""
     if outline.device.type != "cuda":
-        fitting = int(CPU_STEP_FLOP / (2 * outline.model.active_weights))
+        fitting = int(CPU_STEP_FLOP / (2 * outline.models.active_weights))
         return min(max(fitting, outline.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
     wanted = min(_tokens_in_time(MULTIPROCESSOR_STEP_FLOP, outline), MAX_CUDA_CHUNK)
     return _fitting_chunk(wanted, outline, available)
@@ -122,7 +122,7 @@ def _idle_chunk(outline: Outline, available: int) -> int:
 
 
 def _tokens_in_time(multiprocessor_flop: float, outline: Outline) -> int:
-    return int(outline.facts.num_multiprocessors * multiprocessor_flop / (2 * outline.model.active_weights))
+    return int(outline.facts.num_multiprocessors * multiprocessor_flop / (2 * outline.models.active_weights))
 
 
 def _fitting_chunk(wanted: int, outline: Outline, available: int) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.engine.layers.model_pair import MakeDraft
 from headway.engine.models.spec import ModelSpec
 from headway.engine.outline import Outline
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.engine.speculation.select import drafter_name, reads_draft_head
+from headway.engine.speculation.select import DRAFTERS, drafter_name
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
 from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES
@@ -24,9 +25,10 @@ def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
     return msgspec.structs.replace(config, drafter=name, depth=0 if name == "none" else config.depth)
 
 
-def wants_draft_head(config: EngineConfig, spec: ModelSpec) -> bool:
-    """Returns whether the draft head is to be loaded, if config.json announces one. Raises ConfigError."""
-    return reads_draft_head(with_drafter(config, has_head=spec.draft_head is not None))
+def draft_maker(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
+    """Returns what makes the draft model that is to be loaded, by what config.json announces. Raises
+    ConfigError."""
+    return DRAFTERS[with_drafter(config, has_head=spec.draft_head is not None).drafter].make_model
 
 
 def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
@@ -69,8 +71,7 @@ def draft_layers_of(config: EngineConfig, outline: Outline) -> DraftLayers:
     to read than to launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and
     prompts gain by about 1 %, more rows nothing; the embedded model's drafts lose 0.2 % of their tokens a
     round."""
-    head = outline.model.draft_head
-    linears = () if head is None else head.norms_by_linear()
+    linears = () if outline.draft is None else outline.draft.norms_by_linear()
     sizes = sorted({size for linear in linears for size in linear.shape})
     has_shape = outline.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
     is_possible = outline.has_draft_head and has_shape and outline.facts.has_float8
@@ -101,7 +102,7 @@ def has_ordered_sums(config: EngineConfig, outline: Outline) -> bool:
     """Returns whether all products that decide about the text have one order of sums."""
     if config.fast_math and outline.device.type == "cuda":
         return False
-    return all(linear.has_order(outline.device) for linear in outline.model.target_linears())
+    return all(linear.has_order(outline.device) for linear in outline.model.linears())
 
 
 def check_deterministic(config: EngineConfig, outline: Outline) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.loading.headers import outline_of
+from headway.engine.layers.model_pair import DraftModel, ModelPair
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
@@ -55,14 +55,23 @@ def wanted_device(config: EngineConfig) -> torch.device:
 class Outline:
     """All that defaults and checks are decided by.
 
-    model: has shapes and no memory. available: the bytes of the device that its weights leave; without
+    models: have shapes and no memory. available: the bytes of the device that its weights leave; without
     counts_weights all of them, because what the weights take is not known yet.
     """
 
-    model: CausalLM
+    models: ModelPair
     facts: DeviceFacts
     available: int
     counts_weights: bool = True
+
+    @property
+    def model(self) -> CausalLM:
+        """Returns the target."""
+        return self.models.target
+
+    @property
+    def draft(self) -> DraftModel | None:
+        return self.models.draft
 
     @property
     def spec(self) -> ModelSpec:
@@ -79,11 +88,9 @@ class Outline:
 
     @property
     def has_draft_head(self) -> bool:
-        return self.model.has_draft_head
+        return self.draft is not None
 
     @classmethod
-    def of_loaded(cls, model: CausalLM, facts: DeviceFacts, available: int) -> Outline:
-        """Describes a model whose weights are loaded."""
-        has_head = model.has_draft_head
-        twin = outline_of(model.spec, model.dtype, with_draft_head=has_head, group=model.group)
-        return cls(twin, facts, available)
+    def of_loaded(cls, models: ModelPair, facts: DeviceFacts, available: int) -> Outline:
+        """Describes models whose weights are loaded."""
+        return cls(models.outline(), facts, available)

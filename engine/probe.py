@@ -59,7 +59,7 @@ def check_logits(engine: Engine) -> None:
 
 
 def wants_check(info: EngineInfo) -> bool:
-    """Returns whether there is an MTP head whose drafts mean anything."""
+    """Returns whether there is a draft head whose drafts mean anything."""
     return (
         DRAFTER_TRAITS[info.drafter].reads_head
         and not info.has_dummy_weights
@@ -68,7 +68,7 @@ def wants_check(info: EngineInfo) -> bool:
 
 
 def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
-    """Returns whether the MTP head drafts what the model says, from texts that the model writes by itself
+    """Returns whether the draft head drafts what the model says, from texts that the model writes by itself
     after one random token.
 
     It takes at most limit_seconds and the step that begins last. Nothing of it stays, and no graph is
@@ -103,17 +103,17 @@ def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> Eng
     where speculation is required."""
     if check.state == "failed" and is_required:
         raise ConfigError(
-            f"the MTP head failed its check, and --require-speculation is set: {check.reason}; mend the checkpoint, "
+            f"the draft head failed its check, and --require-speculation is set: {check.reason}; mend the checkpoint, "
             "use --drafter ngram, or leave out --require-speculation"
         )
     if check.state == "failed":
-        logger.warning("the MTP head failed its check, speculation is off: %s", check.reason)
+        logger.warning("the draft head failed its check, speculation is off: %s", check.reason)
         engine.scheduler.set_depth(0)
     elif check.state == "not_checked":
-        logger.info("the MTP head was not checked: %s", check.reason)
+        logger.info("the draft head was not checked: %s", check.reason)
     elif check.state == "passed":
         logger.info(
-            "the MTP head passed its check in %.2f s: %.0f %% of the first drafts of greedy texts were accepted",
+            "the draft head passed its check in %.2f s: %.0f %% of the first drafts of greedy texts were accepted",
             check.seconds,
             100 * (check.acceptance[0] or 0.0),
         )

@@ -24,8 +24,8 @@ from headway.engine.options import (
     check_deterministic,
     check_logits_processors,
     check_recurrence,
+    draft_maker,
     has_ordered_sums,
-    wants_draft_head,
     with_drafter,
     with_formats,
 )
@@ -54,16 +54,18 @@ logger = logging.getLogger(__name__)
 class Resolved:
     """A configuration in which nothing is left to be decided, and the sizes of all that is allocated.
 
-    config: its max_model_len is what the pool can hold for one request. layers: what the pool keeps by layer;
-    drafter_state: what it keeps for the drafter. weights_bytes: of the loaded parameters; draft_bytes: of the
-    formats of drafts, less what they replace; rows_bytes: of the tables and the scratch of all rows, at most.
-    num_blocks: 0 where not one request fits, which only an inspection sees.
+    config: its max_model_len is what the pool can hold for one request. layers, draft_layers: what the pool
+    keeps by layer of each model; drafter_state: what it keeps for the drafter besides. weights_bytes: of the
+    loaded parameters; draft_bytes: of the formats of drafts, less what they replace; rows_bytes: of the
+    tables and the scratch of all rows, at most. num_blocks: 0 where not one request fits, which only an
+    inspection sees.
     """
 
     config: EngineConfig
     outline: Outline
     prefill: PrefillPolicy
     layers: tuple[tuple[StateSpec, ...], ...]
+    draft_layers: tuple[tuple[StateSpec, ...], ...]
     drafter_state: tuple[StateSpec, ...]
     num_parameters: int
     weights_bytes: int
@@ -81,7 +83,7 @@ class Resolved:
     @property
     def states(self) -> tuple[tuple[StateSpec, ...], ...]:
         """Returns all that the pool keeps."""
-        return (*self.layers, self.drafter_state)
+        return (*self.layers, *self.draft_layers, self.drafter_state)
 
     @property
     def block_bytes(self) -> int:
@@ -98,8 +100,7 @@ def announced(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts, availab
     """Describes a model by its config.json alone, with dtype auto on a GPU as bfloat16: the weights may have
     another, but 16 bits take the least memory and allow all options. Raises ConfigError."""
     dtype = dummy_dtype(config.dtype, facts.device)
-    model = outline_of(spec, dtype, with_draft_head=wants_draft_head(config, spec))
-    return Outline(model, facts, available, counts_weights=False)
+    return Outline(outline_of(spec, dtype, draft_maker(config, spec)), facts, available, counts_weights=False)
 
 
 def resolve(
@@ -111,35 +112,39 @@ def resolve(
 
     noted: each check runs in such a context, which may catch its error, so that an inspection goes on.
     """
-    model, facts = outline.model, outline.facts
-    config = with_drafter(config, has_head=model.has_draft_head or config.depth == 0)
+    models, facts = outline.models, outline.facts
+    config = with_drafter(config, has_head=models.draft is not None or config.depth == 0)
     config = with_formats(config, outline)
     for check in (check_deterministic, check_audit, check_recurrence):
         with noted():
             check(config, outline)
-    num_parameters, weights_bytes = parameter_counts(model)
-    head = model.draft_head
-    draft_bytes = 0 if head is None else head.added_bytes(config.draft_lm_head, config.draft_layers)
+    num_parameters, weights_bytes = parameter_counts(models)
+    draft_bytes = 0
+    draft_layers: tuple[tuple[StateSpec, ...], ...] = ()
+    if models.draft is not None:
+        draft_bytes = models.draft.added_bytes(config.draft_lm_head, config.draft_layers)
+        draft_layers = models.draft.state(config.depth + 1)
     left = outline.available - (draft_bytes if outline.counts_weights else 0)
     prefill = prefill_policy(config, outline, left)
     default_threads = None
     if facts.device.type == "cpu":
-        default_threads = num_threads(model.active_weights, facts.num_threads)
+        default_threads = num_threads(models.active_weights, facts.num_threads)
     config = msgspec.structs.replace(
         with_rows(config, outline, left),
-        dtype=_name_of(model.dtype),
+        dtype=_name_of(outline.dtype),
         mixed_above_tokens=prefill.mixed_above_tokens,
         threads=config.threads or default_threads,
     )
     with noted():
         check_logits_processors(config, outline, left)
-    layers, of_drafter = model.state(config.depth + 1), drafter_state(config, model)
-    parts = _divide(config, outline, (*layers, of_drafter), left, noted)
+    layers, of_drafter = outline.model.state(config.depth + 1), drafter_state(config, models)
+    parts = _divide(config, outline, (*layers, *draft_layers, of_drafter), left, noted)
     return Resolved(
         msgspec.structs.replace(config, max_model_len=parts.max_model_len),
         outline,
         prefill,
         layers,
+        draft_layers,
         of_drafter,
         num_parameters=num_parameters,
         weights_bytes=weights_bytes,

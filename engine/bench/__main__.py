@@ -22,8 +22,10 @@ from headway.engine.bench.report import DecodeFigures, LoopFigures, PrefillFigur
 from headway.engine.bench.settings import Settings, read_settings
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
+from headway.engine.loading.headers import outline_of
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.errors import ConfigError, HeadwayError
+from headway.engine.speculation.select import DRAFTERS
 
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
 
@@ -54,10 +56,9 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
     for depth in set(_depths(settings, driver)) - {engine.info.depth}:
         engine.runner.capture([depth], progress=lambda _: None)
     left_out: list[str] = []
+    spec = read_model_spec(settings.model)
     costs = costs_of(
-        read_model_spec(settings.model),
-        engine.runner.model.dtype,
-        has_draft_head=engine.info.has_draft_head,
+        outline_of(spec, engine.runner.model.dtype, DRAFTERS[engine.info.drafter].make_model),
         draft_lm_head=engine.info.draft_lm_head,
         draft_layers=engine.info.draft_layers,
     )

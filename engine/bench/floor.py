@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.placement import Placement
-from headway.engine.models.spec import ModelSpec
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.specs import block_bytes, row_bytes
 from headway.engine.state.transfer import wait_for
@@ -71,31 +69,31 @@ class Costs:
 
 
 def costs_of(
-    spec: ModelSpec,
-    dtype: torch.dtype,
+    models: ModelPair,
     *,
-    has_draft_head: bool,
     draft_lm_head: DraftLmHead = "full",
     draft_layers: DraftLayers = "full",
 ) -> Costs:
-    model = CausalLM(spec, Placement(torch.device("meta"), dtype), with_draft_head=has_draft_head)
-    head, work, lm_head = model.draft_head, model.work(), model.lm_head
-    num_draft_layers, draft_bytes = 0, 0
+    """models: may have no memory."""
+    model, head = models.target, models.draft
+    work, lm_head, itemsize = model.work(), model.lm_head, model.dtype.itemsize
+    num_draft_layers, draft_bytes, draft_kv_bytes = 0, 0, 0
     if head is not None:
         num_draft_layers = head.num_layers
+        draft_kv_bytes = block_bytes(head.state(max_window=0), 1) // num_draft_layers
         rounded = head.norms_by_linear() if draft_layers == "fp8" else ()
-        saved_bytes = sum(linear.num_weights * (dtype.itemsize - 1) for linear in rounded)
+        saved_bytes = sum(linear.num_weights * (itemsize - 1) for linear in rounded)
         draft_bytes = head.work().active_bytes - saved_bytes
     kept = model.state(max_window=0)
     return Costs(
         trunk_bytes=work.active_bytes + lm_head.nbytes,
-        draft_output_bytes=lm_head.num_weights * (dtype.itemsize if draft_lm_head == "full" else 1),
+        draft_output_bytes=lm_head.num_weights * (itemsize if draft_lm_head == "full" else 1),
         screened_output_bytes=lm_head.num_weights // 2,
         most_screened_rows=most_screened_rows(lm_head.shape[1]) if draft_lm_head == "int4" else 0,
         draft_layer_bytes=draft_bytes // max(num_draft_layers, 1),
         num_draft_layers=num_draft_layers,
-        kv_bytes=block_bytes(kept[: len(spec.layers)], 1),
-        draft_kv_bytes=block_bytes(kept[len(spec.layers) :], 1) // max(num_draft_layers, 1),
+        kv_bytes=block_bytes(kept, 1),
+        draft_kv_bytes=draft_kv_bytes,
         state_bytes=row_bytes(kept),
         num_weights=work.active_weights,
         prompt_flop=model.prompt_flop,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.headers import Checkpoint, missing_head_tensors, unread_files
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import HeadReport, HeadState
@@ -21,10 +21,10 @@ _MTP_NAME = re.compile(r"(?:^|.*?\.)mtp(?:_\w+)?(?:\.\d+)?\.")
 _LAYER_NAME = re.compile(r".*?\blayers\.(\d+)\.")
 
 
-def head_of_checkpoint(found: Checkpoint, config: EngineConfig, outline: CausalLM) -> HeadReport:
-    """outline: with the head, if config.json announces one. config: whose drafter may be auto."""
+def head_of_checkpoint(found: Checkpoint, config: EngineConfig, whole: ModelPair) -> HeadReport:
+    """whole: with the head, if config.json announces one. config: whose drafter may be auto."""
     spec, prefix, num_stored = found.spec, found.names.draft_head_prefix, len(found.head_tensors)
-    missing = missing_head_tensors(found)
+    missing = missing_head_tensors(found, whole)
     shown = f"{num_stored} tensors" if num_stored != 1 else "1 tensor"
     report = HeadReport(
         state="found",
@@ -32,8 +32,8 @@ def head_of_checkpoint(found: Checkpoint, config: EngineConfig, outline: CausalL
         num_stored_tensors=num_stored,
         prefixes=_prefixes(found.head_tensors),
         missing_tensors=missing,
-        num_parameters=_num_parameters(outline),
-        is_loaded=found.has_draft_head,
+        num_parameters=_num_parameters(whole),
+        is_loaded=found.make_draft is not None,
     )
     if spec.draft_head is None:
         none = "config.json announces none" if prefix else f"{spec.architecture} has none"
@@ -52,9 +52,9 @@ def head_of_checkpoint(found: Checkpoint, config: EngineConfig, outline: CausalL
     return report
 
 
-def head_without_tensors(whole: CausalLM, why: str, *, is_loaded: bool = False) -> HeadReport:
+def head_without_tensors(whole: ModelPair, why: str, *, is_loaded: bool = False) -> HeadReport:
     """Reports on a head of which only config.json tells. whole: the model with all that it announces."""
-    head = whole.draft_head
+    head = whole.draft
     return HeadReport(
         state="none" if head is None else "unknown",
         num_layers=0 if head is None else head.num_layers,
@@ -90,9 +90,9 @@ def _because(report: HeadReport, state: HeadState, reason: str) -> HeadReport:
     return msgspec.structs.replace(report, state=state, reason=reason)
 
 
-def _num_parameters(outline: CausalLM) -> int | None:
-    head = outline.draft_head
-    return None if head is None else sum(tensor.numel() for tensor in head.tensors("").values())
+def _num_parameters(whole: ModelPair) -> int | None:
+    head = whole.draft
+    return None if head is None else sum(tensor.numel() for tensor in head.tensors().values())
 
 
 def _is_of_head(name: str, depth: int | None) -> bool:

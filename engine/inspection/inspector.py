@@ -19,7 +19,7 @@ from headway.engine.inspection.device import Device, find_device
 from headway.engine.inspection.head import head_by_names, head_of_checkpoint, head_without_tensors
 from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.loading.headers import (
     Checkpoint,
     Reader,
@@ -35,7 +35,7 @@ from headway.engine.loading.headers import (
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.options import wants_draft_head
+from headway.engine.options import draft_maker
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import (
     HeadReport,
@@ -47,6 +47,7 @@ from headway.engine.protocol.inspection import (
 )
 from headway.engine.protocol.logs import collected_warnings
 from headway.engine.resolve import announced, resolve
+from headway.engine.speculation.select import announced_head
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class _Model:
     be served, by config.json where the tensors do not fit it."""
 
     found: Checkpoint | None
-    outline: CausalLM
+    outline: ModelPair
     sizes: Sizes
 
 
@@ -106,13 +107,14 @@ def _served_model(
     """Takes the steps of a start from the context on. Without a device nothing is sized up."""
     place = torch.device("cpu") if device is None else device.facts.device
     length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
-    is_head_wanted, found, outline = False, None, None
+    make_draft: MakeDraft | None = None
+    found, outline = None, None
     if device is not None:
         with problems.noted():
             available = device.report.available_bytes
             length = resolve(config, announced(config, spec, device.facts, available)).max_model_len
     with problems.noted():
-        is_head_wanted = wants_draft_head(config, spec)
+        make_draft = draft_maker(config, spec)
     if config.load_format != "dummy":
         with problems.noted():
             found = open_checkpoint(
@@ -120,7 +122,7 @@ def _served_model(
                 files,
                 device=place,
                 dtype=config.dtype,
-                with_draft_head=is_head_wanted,
+                make_draft=make_draft,
                 max_model_len=length,
             )
     if found is not None:
@@ -129,8 +131,9 @@ def _served_model(
             outline = checked_outline(found)
     if outline is None:
         dtype = dummy_dtype(config.dtype, place) if found is None else found.dtype
-        is_head_there = spec.draft_head is not None if found is None else found.has_draft_head
-        outline = outline_of(shortened(spec, length), dtype, with_draft_head=is_head_wanted and is_head_there)
+        outline = outline_of(
+            shortened(spec, length), dtype, make_draft if found is None else found.make_draft
+        )
     return _Model(
         found,
         outline,
@@ -155,13 +158,13 @@ def _head(
 ) -> HeadReport:
     if model is None:
         return head_by_names(stored, content)
-    spec = model.outline.spec
-    whole = outline_of(spec, model.outline.dtype, with_draft_head=spec.draft_head is not None)
+    target = model.outline.target
+    whole = outline_of(target.spec, target.dtype, announced_head(target.spec))
     if model.found is not None:
         return head_of_checkpoint(model.found, config, whole)
     if config.load_format == "dummy":
         return head_without_tensors(
-            whole, "the weights are random (--load-format dummy)", is_loaded=model.outline.has_draft_head
+            whole, "the weights are random (--load-format dummy)", is_loaded=model.outline.draft is not None
         )
     return head_without_tensors(whole, "no tensors could be read")
 

@@ -11,7 +11,7 @@ import msgspec
 from headway.engine.bench.floor import costs_of
 from headway.engine.inspection.device import Device
 from headway.engine.inspection.problems import Problems
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.headers import check_memory, parameter_counts
 from headway.engine.models.spec import ModelSpec
 from headway.engine.outline import Outline
@@ -32,17 +32,17 @@ class Sizes:
 
 
 def size_up(
-    config: EngineConfig, spec: ModelSpec, outline: CausalLM, device: Device, problems: Problems
+    config: EngineConfig, spec: ModelSpec, outline: ModelPair, device: Device, problems: Problems
 ) -> Sizes:
     """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
     outline: on the device meta, of the context that is loaded. problems: gets the first that is found."""
-    warn_without_head(config, has_head=outline.has_draft_head)
+    warn_without_head(config, has_head=outline.draft is not None)
     available = device.report.available_bytes
     with problems.noted():
         check_memory(Path(config.model_path), outline, available, device.facts.device)
-    left = available - parameter_counts(outline)[1] - outline.rotary_bytes
+    left = available - parameter_counts(outline)[1] - outline.target.rotary_bytes
     if config.max_model_len is not None:
-        config = msgspec.structs.replace(config, max_model_len=outline.spec.max_position_embeddings)
+        config = msgspec.structs.replace(config, max_model_len=outline.target.spec.max_position_embeddings)
     with problems.noted():
         resolved = resolve(config, Outline(outline, device.facts, left), problems.noted)
         if resolved.num_blocks > 0:
@@ -74,9 +74,7 @@ def _memory(resolved: Resolved) -> MemoryReport:
 def _floor(resolved: Resolved, device: Device) -> FloorReport:
     config = resolved.config
     costs = costs_of(
-        resolved.outline.spec,
-        resolved.outline.dtype,
-        has_draft_head=resolved.outline.has_draft_head,
+        resolved.outline.models,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
     )

@@ -1,4 +1,4 @@
-"""A decoder of any family, built from its ModelSpec. What an MTP head adds is in mtp_head.py."""
+"""A decoder of any family, built from its ModelSpec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from headway.engine.layers.decoder import DecoderLayer, run_layers
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
-from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
@@ -43,42 +42,30 @@ class TargetStates:
 
 
 class CausalLM:
-    """A decoder, with its MTP head or without. A row's result depends on no other row; inputs are left as
-    they are.
+    """A decoder. A row's result depends on no other row; inputs are left as they are.
 
-    The state of its layers is in the pool's layers 0 .. len(spec.layers) - 1, that of the MTP head in the
-    layers after them. Immutable once it is loaded, but for the weight formats that its Linear layers and its
-    head are told to take.
+    Immutable once it is loaded, but for the weight formats that its Linear layers are told to take.
     """
 
-    def __init__(self, spec: ModelSpec, place: Placement, *, with_draft_head: bool) -> None:
+    def __init__(self, spec: ModelSpec, place: Placement) -> None:
         """Raises ModelError for a spec that says what no layer computes."""
         spec.check_computed()
         self.spec = spec
         self.device, self.dtype, self.group = place.device, place.dtype, place.group
-        self._tables = RotaryTables(spec.max_position_embeddings, place)
+        self.tables = RotaryTables(spec.max_position_embeddings, place)
         self.embedding = place.empty(spec.vocab_size, spec.hidden_size)
-        self.layers = [DecoderLayer.of(spec, layer, place, self._tables) for layer in spec.layers]
+        self.layers = [DecoderLayer.of(spec, layer, place, self.tables) for layer in spec.layers]
         self.final_norm = RMSNorm.empty(spec.hidden_size, spec.norm, place)
         if spec.tied:
             own = place.share(spec.vocab_size, "tokens in its vocabulary")
             self.lm_head = Linear(self.embedding.narrow(0, self.group.rank * own, own))
         else:
             self.lm_head = place.linear({"lm_head": spec.vocab_size}, spec.hidden_size)
-        self.draft_head: MtpHead | None = None
-        if with_draft_head:
-            self.draft_head = MtpHead(
-                spec, place, self.embedding, self.lm_head, self.final_norm, self._tables
-            )
 
     @property
     def rotary_bytes(self) -> int:
         """Returns the bytes of the rotary tables, which are no parameters."""
-        return self._tables.nbytes
-
-    @property
-    def has_draft_head(self) -> bool:
-        return self.draft_head is not None
+        return self.tables.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in
@@ -86,34 +73,20 @@ class CausalLM:
         named = {"embedding": self.embedding, "final_norm": self.final_norm.weight}
         for index, layer in enumerate(self.layers):
             named |= layer.tensors(f"layers.{index}.")
-        named |= self.lm_head.tensors()
-        return named if self.draft_head is None else named | self.draft_head.tensors("mtp.")
+        return named | self.lm_head.tensors()
 
     def state(self, max_window: int = MAX_DEPTH + 1) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer of the pool what is kept between steps. max_window: the most tokens of a row in a
         round."""
-        own = tuple(layer.state(max_window) for layer in self.layers)
-        return own if self.draft_head is None else own + self.draft_head.state(max_window)
+        return tuple(layer.state(max_window) for layer in self.layers)
 
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer once."""
-        own = self.target_linears()
-        return own if self.draft_head is None else own + self.draft_head.linears()
-
-    def target_linears(self) -> tuple[Linear, ...]:
-        """Those whose results decide about the text: all but the drafts'."""
         return *(linear for layer in self.layers for linear in layer.linears()), self.lm_head
 
     def work(self) -> Work:
-        """Returns the products of a token with the weights of the layers: neither lm_head nor the drafts'."""
+        """Returns the products of a token with the weights of the layers, lm_head excluded."""
         return Work.in_turn(layer.work() for layer in self.layers)
-
-    @property
-    def active_weights(self) -> int:
-        """Returns the number of weights that multiply a token, those of lm_head and of the drafts among
-        them."""
-        of_drafts = 0 if self.draft_head is None else self.draft_head.work().active_weights
-        return self.work().active_weights + self.lm_head.num_weights + of_drafts
 
     def prompt_flop(self, length: int) -> float:
         """Returns the operations of the layers for a prompt of that length beside those of `work`."""
@@ -150,8 +123,7 @@ class CausalLM:
         inputs: those of `forward`. accepted: [rows] int64, how many of a row's tokens stay.
         """
         for index, states in pool.kinds():
-            if index < len(self.layers):
-                self.layers[index].mixer.commit(inputs, accepted, states)
+            self.layers[index].mixer.commit(inputs, accepted, states)
 
     def no_states(self, count: int) -> torch.Tensor:
         """Returns [count, hidden] zeros in the place of hidden states, for what is launched ahead."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
@@ -32,7 +33,7 @@ from headway.engine.state.specs import StateSpec
 
 
 class MtpLayer:
-    """One layer of the head. Its keys and values are a layer of the pool. Mutable: see
+    """One layer of the head. Mutable: see
     MtpHead.choose_formats."""
 
     def __init__(
@@ -44,7 +45,6 @@ class MtpLayer:
     ) -> None:
         assert spec.draft_head is not None, "the family announces no MTP head"
         hidden = spec.hidden_size
-        self.pool_layer = len(spec.layers) + index
         self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.input = place.linear({"input": hidden}, 2 * hidden)
@@ -52,7 +52,7 @@ class MtpLayer:
         self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
-        """See CausalLM."""
+        """Returns the parameters by their paths."""
         return {
             f"{prefix}hidden_norm": self.hidden_norm.weight,
             f"{prefix}token_norm": self.token_norm.weight,
@@ -76,43 +76,37 @@ class MtpLayer:
 
 
 class MtpHead:
-    """The MTP layers of a model, with the model's own embedding and output layer.
+    """The MTP layers that a model's spec announces, with the model's own embedding and output layer: a
+    DraftModel.
 
-    Their keys and values are the pool's layers after those of the decoder. Mutable: `choose_formats` changes
-    the formats of the weights that drafts read, once, after loading.
+    Mutable: `choose_formats` changes the formats of the weights that drafts read, once, after loading.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        place: Placement,
-        embedding: torch.Tensor,  # [vocab, hidden], the model's
-        lm_head: Linear,  # the model's
-        target_norm: RMSNorm,  # the model's final norm
-        tables: RotaryTables,
-    ) -> None:
+    def __init__(self, target: CausalLM, place: Placement) -> None:
+        spec = target.spec
+        self.hidden_size, self.dtype = spec.hidden_size, target.dtype
         assert spec.draft_head is not None, "the family announces no MTP head"
         self.spec = spec.draft_head
         self._residual_scale, self._embedding_scale = spec.residual_scale, spec.embedding_scale
         self._logit_soft_cap, self._group = spec.logit_soft_cap, place.group
-        self._embedding, self._lm_head, self._target_norm = embedding, lm_head, target_norm
-        self._draft_lm_head = lm_head
-        self.layers = [MtpLayer(spec, index, place, tables) for index in range(spec.draft_head.num_layers)]
+        self._embedding, self._lm_head = target.embedding, target.lm_head
+        self._target_norm, self._draft_lm_head = target.final_norm, target.lm_head
+        self.layers = [MtpLayer(spec, index, place, target.tables) for index in range(self.spec.num_layers)]
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
-        """See CausalLM."""
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the parameters by their paths."""
         return {
             path: tensor
             for index, layer in enumerate(self.layers)
-            for path, tensor in layer.tensors(f"{prefix}{index}.").items()
+            for path, tensor in layer.tensors(f"mtp.{index}.").items()
         }
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer of the pool, after those of the decoder, what is kept between steps."""
+        """Declares by layer what is kept between steps."""
         return tuple(layer.block.state(max_window) for layer in self.layers)
 
     def linears(self) -> tuple[Linear, ...]:
@@ -139,7 +133,7 @@ class MtpHead:
         """
         layer = self.layers[index]
         stream = self._stream(layer, hidden, inputs.token_ids)
-        layer.block(stream, inputs, pool.layer(layer.pool_layer))
+        layer.block(stream, inputs, pool.draft_layer(index))
         if self.spec.carries == "pre_norm":
             return stream.sum()
         return stream.normed(layer.final_norm).values
@@ -157,7 +151,7 @@ class MtpHead:
         """Writes the keys and values that `draft` writes, without computing its result."""
         layer = self.layers[index]
         stream = self._stream(layer, hidden, inputs.token_ids)
-        layer.block.update_state(stream, inputs, pool.layer(layer.pool_layer))
+        layer.block.update_state(stream, inputs, pool.draft_layer(index))
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
         """Returns each linear layer whose input is the output of norms, with these norms."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import finish_linears
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.headers import (
     EMBEDDING,
@@ -48,13 +48,14 @@ def load_model(
     *,
     device: torch.device,
     dtype: DtypeName,
-    with_draft_head: bool,
+    make_draft: MakeDraft | None,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
     group: Group = ALONE,
-) -> CausalLM:
-    """Loads a model folder, with its MTP head if it ships one and `with_draft_head`. Raises ModelError.
+) -> ModelPair:
+    """Loads a model folder. Raises ModelError.
 
+    make_draft: makes the draft model that is loaded, too, unless the folder lacks it; None: none is.
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
     that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then
     says; None for all that it was made for. group: its rank's share is loaded.
@@ -65,18 +66,17 @@ def load_model(
             stack,
             device=device,
             dtype=dtype,
-            with_draft_head=with_draft_head,
+            make_draft=make_draft,
             max_model_len=max_model_len,
         )
         found = replace(found, spec=_with_true_ties(found))
         checked_outline(found)
-        own = outline_of(found.spec, found.dtype, with_draft_head=found.has_draft_head, group=group)
+        own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
         check_memory(found.folder, own, available_bytes(device), device)
-        place = Placement(device, found.dtype, group=group)
-        model = CausalLM(found.spec, place, with_draft_head=found.has_draft_head)
-        _copy(found.stored, by_name(model, found.names), group.rank, progress)
-    finish_linears(model.linears())
-    return model
+        models = ModelPair(found.spec, Placement(device, found.dtype, group=group), found.make_draft)
+        _copy(found.stored, by_name(models, found.names), group.rank, progress)
+    finish_linears(models.linears())
+    return models
 
 
 def make_dummy_model(
@@ -84,27 +84,25 @@ def make_dummy_model(
     *,
     device: torch.device,
     dtype: DtypeName,
-    with_draft_head: bool,
+    make_draft: MakeDraft | None,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
-) -> CausalLM:
+) -> ModelPair:
     """A model of the shape that config.json describes, with random weights: for measurements. Raises
     ModelError.
 
     The folder needs no weights. They are drawn on the device, the same at each start; with a standard
     deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.
-    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. max_model_len: as for `load_model`.
+    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. make_draft, max_model_len: as for `load_model`.
     """
     folder = Path(path)
     spec = shortened(read_model_spec(folder), max_model_len)
-    has_draft_head = with_draft_head and spec.draft_head is not None
     target = dummy_dtype(dtype, device)
-    outline = outline_of(spec, target, with_draft_head=has_draft_head)
-    check_memory(folder, outline, available_bytes(device), device)
-    model = CausalLM(spec, Placement(device, target), with_draft_head=has_draft_head)
-    _draw(model, torch.Generator(device).manual_seed(DUMMY_SEED), progress)
-    finish_linears(model.linears())
-    return model
+    check_memory(folder, outline_of(spec, target, make_draft), available_bytes(device), device)
+    models = ModelPair(spec, Placement(device, target), make_draft)
+    _draw(models, torch.Generator(device).manual_seed(DUMMY_SEED), progress)
+    finish_linears(models.linears())
+    return models
 
 
 def _with_true_ties(found: Checkpoint) -> ModelSpec:
@@ -148,12 +146,12 @@ def _copy(
         progress(done / total)
 
 
-def _draw(model: CausalLM, generator: torch.Generator, progress: Callable[[float], None]) -> None:
-    parameters = model.tensors()
+def _draw(models: ModelPair, generator: torch.Generator, progress: Callable[[float], None]) -> None:
+    parameters = models.tensors()
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for path, parameter in parameters.items():
         if path.endswith("norm"):
-            is_offset = model.spec.norm.unit_offset and not path.endswith(PLAIN_NORM)
+            is_offset = models.target.spec.norm.unit_offset and not path.endswith(PLAIN_NORM)
             parameter.fill_(0.0 if is_offset else 1.0)
         else:
             parameter.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)

@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.group import ALONE, Group
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.models.family import WeightNames
 from headway.engine.models.model_files import check_readable, is_regular_file, read_json_object
@@ -64,8 +64,8 @@ class Reader(Protocol):
 class Checkpoint:
     """What the headers of a folder's files say, and the open file of each tensor.
 
-    head_tensors: the names of stored tensors that belong to an MTP head, whether they make a whole one or
-    not. has_draft_head: whether the head is to be loaded.
+    head_tensors: the names of stored tensors that belong to a draft head, whether they make a whole one or
+    not. make_draft: makes the head that is to be loaded; None: none is.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Checkpoint:
     dtype: torch.dtype
     stored: Mapping[str, Reader]
     head_tensors: frozenset[str]
-    has_draft_head: bool
+    make_draft: MakeDraft | None
 
 
 def open_checkpoint(
@@ -83,7 +83,7 @@ def open_checkpoint(
     *,
     device: torch.device,
     dtype: DtypeName,
-    with_draft_head: bool,
+    make_draft: MakeDraft | None,
     max_model_len: int | None = None,
 ) -> Checkpoint:
     """Reads config.json and the headers of the weights, no weights. stack: closes the files. The other
@@ -101,16 +101,16 @@ def open_checkpoint(
         dtype=_dtype(dtype, device, stored),
         stored=stored,
         head_tensors=heads,
-        has_draft_head=with_draft_head and spec.draft_head is not None and len(heads) > 0,
+        make_draft=None if spec.draft_head is not None and not heads else make_draft,
     )
 
 
-def checked_outline(found: Checkpoint) -> CausalLM:
-    """Returns a model without memory, of which every tensor is stored in its shape. Raises ModelError for
+def checked_outline(found: Checkpoint) -> ModelPair:
+    """Returns models without memory, of which every tensor is stored in its shape. Raises ModelError for
     what is missing, unexpected, or of another shape or dtype."""
-    outline = outline_of(found.spec, found.dtype, with_draft_head=found.has_draft_head)
+    outline = outline_of(found.spec, found.dtype, found.make_draft)
     shapes = by_name(outline, found.names)
-    ignored = (set() if found.has_draft_head else set(found.head_tensors)) | _vision_tensors(found)
+    ignored = (set(found.head_tensors) if found.make_draft is None else set()) | _vision_tensors(found)
     if found.spec.tied:
         ignored.add(found.names.of(LM_HEAD))
     _check_names(found, shapes, ignored)
@@ -118,12 +118,10 @@ def checked_outline(found: Checkpoint) -> CausalLM:
     return outline
 
 
-def missing_head_tensors(found: Checkpoint) -> list[str]:
-    """Returns the names of tensors that the announced MTP head has and the files lack."""
-    spec = found.spec
-    shapes = by_name(outline_of(spec, found.dtype, with_draft_head=spec.draft_head is not None), found.names)
-    prefix = found.names.draft_head_prefix
-    return [name for name in shapes if prefix and name.startswith(prefix) and name not in found.stored]
+def missing_head_tensors(found: Checkpoint, whole: ModelPair) -> list[str]:
+    """Returns the names of tensors that the announced draft head has and the files lack. whole: with it."""
+    own = () if whole.draft is None else whole.draft.tensors()
+    return [name for path in own if (name := found.names.of(path)) not in found.stored]
 
 
 def are_ties_undecided(found: Checkpoint) -> bool:
@@ -136,14 +134,15 @@ def are_ties_undecided(found: Checkpoint) -> bool:
     return first == second
 
 
-def check_memory(folder: Path, outline: CausalLM, available: int, device: torch.device) -> None:
+def check_memory(folder: Path, outline: ModelPair, available: int, device: torch.device) -> None:
     """Raises ModelError where the parameters and the rotary table take more than the available bytes of the
     device."""
     num_parameters, needed = parameter_counts(outline)
-    if needed <= available < needed + outline.rotary_bytes:
-        num_positions = outline.spec.max_position_embeddings
+    rotary_bytes = outline.target.rotary_bytes
+    if needed <= available < needed + rotary_bytes:
+        num_positions = outline.target.spec.max_position_embeddings
         raise ModelError(
-            f"the rotary table of {folder} takes {format_bytes(outline.rotary_bytes)} for {num_positions:,} positions "
+            f"the rotary table of {folder} takes {format_bytes(rotary_bytes)} for {num_positions:,} positions "
             f"beside weights of {format_bytes(needed)}, {format_bytes(available)} are available on {device}; "
             "lower --max-model-len"
         )
@@ -156,23 +155,20 @@ def check_memory(folder: Path, outline: CausalLM, available: int, device: torch.
 
 
 def outline_of(
-    spec: ModelSpec, dtype: torch.dtype, *, with_draft_head: bool, group: Group = ALONE
-) -> CausalLM:
-    """Returns a model, or a rank's share of it, whose parameters have shapes and no memory."""
-    place = Placement(torch.device("meta"), dtype, group=group)
-    return CausalLM(spec, place, with_draft_head=with_draft_head)
+    spec: ModelSpec, dtype: torch.dtype, make_draft: MakeDraft | None = None, *, group: Group = ALONE
+) -> ModelPair:
+    """Returns models, or a rank's share of them, whose parameters have shapes and no memory."""
+    return ModelPair(spec, Placement(torch.device("meta"), dtype, group=group), make_draft)
 
 
-def by_name(model: CausalLM, names: WeightNames) -> dict[str, torch.Tensor]:
-    """Returns the model's parameters by their names in the checkpoint."""
-    return {names.of(path): tensor for path, tensor in model.tensors().items()}
+def by_name(models: ModelPair, names: WeightNames) -> dict[str, torch.Tensor]:
+    """Returns the parameters by their names in the checkpoint."""
+    return {names.of(path): tensor for path, tensor in models.tensors().items()}
 
 
-def parameter_counts(model: CausalLM) -> tuple[int, int]:
+def parameter_counts(models: ModelPair) -> tuple[int, int]:
     """Returns (number of parameters, their size in bytes)."""
-    has_head = model.draft_head is not None
-    twin = outline_of(model.spec, model.dtype, with_draft_head=has_head, group=model.group)
-    tensors = twin.tensors().values()
+    tensors = models.outline().tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
 
@@ -189,7 +185,7 @@ def shortened(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:
 def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: frozenset[str]) -> None:
     if spec.draft_head is not None and not heads:
         logger.warning(
-            "%s: config.json announces an MTP head of %d layers, the weights have none that %s could use; the model is "
+            "%s: config.json announces a draft head of %d layers, the weights have none that %s could use; the model is "
             "served without speculation",
             folder, spec.draft_head.num_layers, spec.architecture,
         )  # fmt: skip
@@ -282,7 +278,7 @@ def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored:
     missing = [name for name in shapes if name not in stored]
     if missing:
         is_of_head = prefix is not None and all(name.startswith(prefix) for name in missing)
-        other_way = ", or serve without the MTP head: --drafter none or ngram" if is_of_head else ""
+        other_way = ", or serve without the draft head: --drafter none or ngram" if is_of_head else ""
         raise ModelError(
             f"{folder} lacks {len(missing)} tensors: {_listed(missing)}; fetch the weights again{other_way}"
         )

@@ -1,4 +1,4 @@
-"""The result of the self-check by which an engine tries, while it starts, whether its MTP head drafts what
+"""The result of the self-check by which an engine tries, while it starts, whether its draft head drafts what
 the model says."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The MTP head of a checkpoint.
+    """The draft head of a checkpoint.
 
     state: of one that config.json does not announce "none"; "unknown" where the tensors cannot be read, or
     belong to an architecture that is not supported. num_layers: that config.json announces. prefixes: what

@@ -6,6 +6,7 @@ often it is right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +14,11 @@ import torch
 
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterTraits
+from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
+from headway.engine.state.specs import StateSpec
 from headway.kernels import RoundWindow
 
 
@@ -70,6 +74,20 @@ class Drafter(Protocol):
         """Sees what rounds without drafts have left pending of the rows, so that at most one pair of each
         stays pending."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFamily:
+    """A kind of drafter. What others plan by stands in `DRAFTER_TRAITS` under the same name.
+
+    make: binds it to what it reads and writes; max_depth: the most drafts of a round. state: declares what it
+    keeps by block and by row besides the state of its layers; max_pending: the most pairs of a row that wait
+    for it. make_model: makes its layers, whose weights are loaded with the target's; None: it has none.
+    """
+
+    make: Callable[[ModelPair, StatePool, RowTensors, int], Drafter]  # the last: max_depth
+    state: Callable[[ModelPair, int], tuple[StateSpec, ...]]  # the last: max_pending
+    make_model: MakeDraft | None = None
 
 
 class NoDrafter:

@@ -13,11 +13,13 @@ from dataclasses import replace
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM, TargetStates
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs, inputs_of
+from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.sampling.sampler import pick_tokens
-from headway.engine.speculation.drafter import PromptTokens
+from headway.engine.speculation.drafter import DrafterFamily, PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec, RowSpec, StateSpec
@@ -40,24 +42,22 @@ BLOCK_HIDDEN, BLOCK_CARRIES, PENDING_HIDDEN, CARRIES = (
 CAUGHT_UP_AT_ONCE = 16
 
 
-def mtp_state(model: CausalLM, max_pending: int) -> tuple[StateSpec, ...]:
+def mtp_state(head: MtpHead, max_pending: int) -> tuple[StateSpec, ...]:
     """Declares what drafts need besides the MTP layers' keys and values.
 
     Of each block, what the first pair after a prefix hit is formed with: the hidden state of its last token
     and, for every layer but the last, the carry there. Of each row the hidden states of its pending pairs,
     and the carries at the slot before the first of these. max_pending: the most of such pairs.
     """
-    if model.draft_head is None:
-        return ()
-    hidden, num_carries = model.spec.hidden_size, model.draft_head.num_layers - 1
+    hidden, dtype, num_carries = head.hidden_size, head.dtype, head.num_layers - 1
     specs: tuple[StateSpec, ...] = (
-        BlockSpec(BLOCK_HIDDEN, (hidden,), model.dtype),
-        RowSpec(PENDING_HIDDEN, (max_pending, hidden), model.dtype, is_scratch=True),
+        BlockSpec(BLOCK_HIDDEN, (hidden,), dtype),
+        RowSpec(PENDING_HIDDEN, (max_pending, hidden), dtype, is_scratch=True),
     )
     if num_carries > 0:
         specs += (
-            BlockSpec(BLOCK_CARRIES, (num_carries, hidden), model.dtype),
-            RowSpec(CARRIES, (num_carries, hidden), model.dtype, is_scratch=True),
+            BlockSpec(BLOCK_CARRIES, (num_carries, hidden), dtype),
+            RowSpec(CARRIES, (num_carries, hidden), dtype, is_scratch=True),
         )
     return specs
 
@@ -70,17 +70,14 @@ class MtpDrafter:
 
     def __init__(
         self,
-        model: CausalLM,
+        head: MtpHead,
         pool: StatePool,
         rows: RowTensors,  # all of the table
         *,
         max_depth: int,
     ) -> None:
-        assert model.draft_head is not None, "the MTP head is not loaded"
-        assert pool.block_size >= model.draft_head.num_layers, (
-            "slots at the end of a block have no pair in some layer"
-        )
-        self._head = model.draft_head
+        assert pool.block_size >= head.num_layers, "slots at the end of a block have no pair in some layer"
+        self._head = head
         self._pool = pool
         self._rows = rows
         self._width = max_depth + 1  # the most pairs that the first pass of a round consumes
@@ -314,3 +311,15 @@ def _by_token(batch: QueryBatch) -> QueryBatch:
         batch.block_table[chunk], starts, 1,
         first_token=batch.first_token, end_positions=ends, most_cached=MAX_WALKED_KEYS,
     )  # fmt: skip
+
+
+def _head_of(models: ModelPair) -> MtpHead:
+    assert isinstance(models.draft, MtpHead), "the MTP head is not loaded"
+    return models.draft
+
+
+FAMILY = DrafterFamily(
+    lambda models, pool, rows, max_depth: MtpDrafter(_head_of(models), pool, rows, max_depth=max_depth),
+    lambda models, max_pending: mtp_state(_head_of(models), max_pending),
+    MtpHead,
+)

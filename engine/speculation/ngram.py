@@ -12,7 +12,7 @@ import torch
 
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
-from headway.engine.speculation.drafter import PromptTokens
+from headway.engine.speculation.drafter import DrafterFamily, PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import PagedSpec
@@ -25,9 +25,8 @@ MAX_NGRAM = 4
 TOKEN_IDS = "token_ids"
 
 
-def ngram_state() -> tuple[PagedSpec, ...]:
-    """Declares the id of each token in the KV cache."""
-    return (PagedSpec(TOKEN_IDS, (), torch.int32),)
+# The id of each token in the KV cache.
+STATE = (PagedSpec(TOKEN_IDS, (), torch.int32),)
 
 
 class NgramDrafter:
@@ -54,3 +53,6 @@ class NgramDrafter:
 
     def catch_up(self, rows: RowTensors) -> None:
         """Has nothing pending."""
+
+
+FAMILY = DrafterFamily(lambda models, pool, rows, max_depth: NgramDrafter(pool), lambda *_: STATE)

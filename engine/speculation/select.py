@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.plan import MAX_PENDING
-from headway.engine.speculation.drafter import Drafter, NoDrafter
-from headway.engine.speculation.mtp import MtpDrafter, mtp_state
-from headway.engine.speculation.ngram import NgramDrafter, ngram_state
+from headway.engine.speculation import mtp, ngram
+from headway.engine.speculation.drafter import Drafter, DrafterFamily, NoDrafter
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec
+
+DRAFTERS: dict[DrafterName, DrafterFamily] = {
+    "mtp": mtp.FAMILY,
+    "ngram": ngram.FAMILY,
+    "none": DrafterFamily(lambda *_: NoDrafter(), lambda *_: ()),
+}
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +61,17 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
         )  # fmt: skip
 
 
-def check_of_missing_head(config: EngineConfig, model: CausalLM) -> DraftCheck:
+def announced_head(spec: ModelSpec) -> MakeDraft | None:
+    """Returns what makes the draft head that config.json announces, whatever drafts; None: there is none."""
+    return None if spec.draft_head is None else mtp.FAMILY.make_model
+
+
+def check_of_missing_head(config: EngineConfig, models: ModelPair) -> DraftCheck:
     """Returns that the head is missing which config.json announces and auto would take, or that nothing is to
     be checked yet."""
-    announced = model.spec.draft_head
+    announced = models.target.spec.draft_head
     is_wanted = config.depth > 0 and config.drafter == "auto"
-    if not is_wanted or announced is None or model.has_draft_head:
+    if not is_wanted or announced is None or models.draft is not None:
         return DraftCheck()
     reason = (
         f"config.json announces an MTP head of {announced.num_layers} layers, the weights have none that can be used: they were "
@@ -69,14 +80,9 @@ def check_of_missing_head(config: EngineConfig, model: CausalLM) -> DraftCheck:
     return DraftCheck(state="missing", reason=reason)
 
 
-def reads_draft_head(config: EngineConfig) -> bool:
-    """Returns whether the drafter is the model's draft head. The configuration names its drafter."""
-    return DRAFTER_TRAITS[config.drafter].reads_head
-
-
-def drafter_state(config: EngineConfig, model: CausalLM) -> tuple[StateSpec, ...]:
+def drafter_state(config: EngineConfig, models: ModelPair) -> tuple[StateSpec, ...]:
     """Declares what the drafter keeps by block and by row. The configuration names its drafter."""
-    return ngram_state() if config.drafter == "ngram" else mtp_state(model, max_pending(config))
+    return DRAFTERS[config.drafter].state(models, max_pending(config))
 
 
 def max_pending(config: EngineConfig) -> int:
@@ -84,8 +90,6 @@ def max_pending(config: EngineConfig) -> int:
     return max(config.depth + 1, MAX_PENDING if DRAFTER_TRAITS[config.drafter].leaves_pending else 0)
 
 
-def new_drafter(config: EngineConfig, model: CausalLM, pool: StatePool, rows: RowTensors) -> Drafter:
+def new_drafter(config: EngineConfig, models: ModelPair, pool: StatePool, rows: RowTensors) -> Drafter:
     """Returns the drafter that the configuration names, bound to these."""
-    if reads_draft_head(config):
-        return MtpDrafter(model, pool, rows, max_depth=config.depth)
-    return NgramDrafter(pool) if config.drafter == "ngram" else NoDrafter()
+    return DRAFTERS[config.drafter].make(models, pool, rows, config.depth)

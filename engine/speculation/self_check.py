@@ -1,5 +1,5 @@
-"""Decides from a few texts whether an MTP head drafts what the model says. Knows tokens and probabilities; no
-tensors, no engine.
+"""Decides from a few texts whether a draft head drafts what the model says. Knows tokens and probabilities;
+no tensors, no engine.
 
 Two tests, both relative to the model itself, since a right head is often wrong where nobody could know the
 next token:

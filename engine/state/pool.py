@@ -27,9 +27,10 @@ class StatePool:
 
     def __init__(
         self,
-        layers: Sequence[tuple[StateSpec, ...]],  # by layer
+        layers: Sequence[tuple[StateSpec, ...]],  # by layer of the target
         drafter: tuple[StateSpec, ...] = (),
         *,
+        draft_layers: Sequence[tuple[StateSpec, ...]] = (),  # by layer of the draft model
         num_blocks: int,
         num_rows: int = 0,
         num_checkpoints: int = 0,
@@ -41,7 +42,8 @@ class StatePool:
         self.num_checkpoints = num_checkpoints
         self.block_size = block_size
         self._device = device
-        self._specs = (*layers, drafter)
+        self._layers = tuple(layers)
+        self._specs = (*layers, *draft_layers, drafter)
         counts = Counter(spec for specs in self._specs for spec in specs)
         self._memory = {
             spec: torch.zeros((count, *self._entries(spec)), dtype=spec.dtype, device=device)
@@ -53,14 +55,18 @@ class StatePool:
         ]
 
     def layer(self, index: int) -> LayerState:
-        """Returns the tensors of one layer by name."""
-        return self._states[:-1][index]
+        """Returns the tensors of one layer of the target by name."""
+        return self._states[: len(self._layers)][index]
+
+    def draft_layer(self, index: int) -> LayerState:
+        """Returns the tensors of one layer of the draft model by name."""
+        return self._states[len(self._layers) : -1][index]
 
     def kinds(self) -> list[tuple[int, LayerState]]:
-        """Returns for each kind of layer, by its specs, the index of the first and the tensors of all,
-        [layers, ...] by name."""
+        """Returns for each kind of the target's layers, by its specs, the index of the first and the tensors
+        of all, [layers, ...] by name."""
         firsts: dict[tuple[StateSpec, ...], int] = {}
-        for index, specs in enumerate(self._specs[:-1]):
+        for index, specs in enumerate(self._layers):
             firsts.setdefault(specs, index)
         of_rows = [spec for specs in firsts for spec in specs if isinstance(spec, RowSpec)]
         assert len(of_rows) == len(set(of_rows)), "layers of different kinds have state of rows in common"

@@ -39,7 +39,7 @@ def test_banner_readiness_and_inspection_say_that_nothing_drafts(
     assert (ready["depth"], ready["drafter"], ready["has_draft_head"]) == (0, "none", False)
     assert usage["completion_tokens"] == 5
     assert "0: no MTP head is loaded (--drafter ngram drafts without one)" in said
-    assert "announces an MTP head of 1 layers, the weights have none" in said
+    assert "announces a draft head of 1 layers, the weights have none" in said
     assert "up to 3 drafts a round are wanted, but " in said
 
     command = headway_command("inspect", str(folder), "--device", "cpu", "--json")

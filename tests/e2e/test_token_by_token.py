@@ -75,9 +75,9 @@ class Oracle:
             str(folder),
             device=torch.device("cpu"),
             dtype="float64",
-            with_draft_head=False,
+            make_draft=None,
             progress=lambda _: None,
-        )
+        ).target
         content = json.loads((folder / "tokenizer.json").read_text())
         self._bytes = {
             token_id: bytes(BYTE_OF_CHARACTER[character] for character in token)

@@ -218,12 +218,11 @@ def test_the_sums_of_drafts_have_any_order(monkeypatch: pytest.MonkeyPatch) -> N
     """Nothing is asked of a GPU that does not exist."""
     monkeypatch.setattr(assembly, "keep_sums_whole", lambda: None)
     monkeypatch.setattr(linear_module, "library_is_ordered", lambda weight, bias: False)
-    model = outline().model
-    order_sums(model)
-    assert model.draft_head is not None
-    of_drafts = model.draft_head.linears()
-    assert [linear.is_batch_invariant for linear in model.linears()] == [
-        linear not in of_drafts for linear in model.linears()
+    models = outline().models
+    order_sums(models.target)
+    of_drafts = models.draft.linears()
+    assert [linear.is_batch_invariant for linear in models.linears()] == [
+        linear not in of_drafts for linear in models.linears()
     ]
 
 

@@ -118,7 +118,7 @@ def run(temperature: float, top_p: float, first_seed: int = 0) -> Trials:
     """
     model = MarkovChain()
     rows, pool = new_rows(NUM_TRIALS, first_seed, temperature, top_p)
-    drafter = MtpDrafter(model, pool, rows, max_depth=DEPTH)  # type: ignore[arg-type]
+    drafter = MtpDrafter(model.draft_head, pool, rows, max_depth=DEPTH)  # type: ignore[arg-type]
     context = StepContext(model, pool, drafter)  # type: ignore[arg-type]
     tokens = torch.full((NUM_TRIALS, NUM_TOKENS + 1 + DEPTH + 1), -1)
     tokens[:, 0] = START

@@ -12,12 +12,14 @@ from headway_testing.local import LocalEngine
 from headway_testing.paged import PagedSequences
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading import checkpoint
 from headway.engine.loading.checkpoint import make_dummy_model
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
+from headway.engine.speculation.select import announced_head
 
 SHAPES = Path(checkpoint.__file__).parents[1] / "bench/shapes"
 
@@ -27,11 +29,10 @@ def folder_of(path: Path, config: dict[str, object]) -> Path:
     return path
 
 
-def dummy(path: Path, *, dtype: str = "float64", with_draft_head: bool = True) -> CausalLM:
+def dummy(path: Path, *, dtype: str = "float64", with_draft_head: bool = True) -> ModelPair:
     device = torch.device("cpu")
-    return make_dummy_model(
-        path, device=device, dtype=dtype, with_draft_head=with_draft_head, progress=lambda _: None
-    )
+    make_draft = announced_head(read_model_spec(path)) if with_draft_head else None
+    return make_dummy_model(path, device=device, dtype=dtype, make_draft=make_draft, progress=lambda _: None)
 
 
 def test_every_weight_is_drawn_and_every_norm_is_one(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_the_weights_are_the_same_at_each_start(tmp_path: Path) -> None:
 
 def test_activations_stay_small_in_bfloat16(tmp_path: Path) -> None:
     config = mimo_config(num_hidden_layers=36, hidden_size=512, intermediate_size=1376)
-    model = dummy(folder_of(tmp_path, config), dtype="bfloat16")
+    model = dummy(folder_of(tmp_path, config), dtype="bfloat16").target
     sequences = PagedSequences(model, num_rows=1, max_tokens=64)
     with torch.inference_mode():
         hidden = sequences.forward([(0, 0, 64)], torch.arange(64) % 151)
@@ -76,9 +77,8 @@ def test_activations_stay_small_in_bfloat16(tmp_path: Path) -> None:
 def test_there_is_a_head_where_the_config_announces_one(
     config: dict[str, object], with_draft_head: bool, has_draft_head: bool, tmp_path: Path
 ) -> None:
-    assert (
-        dummy(folder_of(tmp_path, config), with_draft_head=with_draft_head).has_draft_head == has_draft_head
-    )
+    models = dummy(folder_of(tmp_path, config), with_draft_head=with_draft_head)
+    assert (models.draft is not None) == has_draft_head
 
 
 def test_an_engine_of_dummy_weights_generates_what_was_asked_for(tmp_path: Path) -> None:
@@ -108,6 +108,6 @@ def test_the_shapes_have_the_sizes_that_are_measured(
 ) -> None:
     """step_bytes: of the matrices that a step without drafts reads."""
     spec = read_model_spec(SHAPES / name)
-    model = CausalLM(spec, Placement(torch.device("meta"), torch.bfloat16), with_draft_head=False)
+    model = CausalLM(spec, Placement(torch.device("meta"), torch.bfloat16))
     assert sum(linear.weight.nbytes for linear in model.linears()) == pytest.approx(step_bytes, rel=1e-3)
     assert (0 if spec.draft_head is None else spec.draft_head.num_layers) == num_draft_layers

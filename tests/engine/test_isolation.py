@@ -15,21 +15,23 @@ import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
 from headway_testing.local import Late, LocalEngine
-from headway_testing.paged import load
 from headway_testing.poison import PoisoningRunner
 
 from headway.engine.build import Engine
 from headway.engine.execution.runner import Runner
 from headway.engine.loading.headers import DtypeName
 from headway.engine.loop import EngineLoop
+from headway.engine.models.registry import read_model_spec
+from headway.engine.outline import DeviceFacts, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.resolve import announced, resolve
 from headway.engine.scheduling.plan import Plan
-from headway.engine.speculation.mtp import MtpDrafter, mtp_state
-from headway.engine.speculation.ngram import NgramDrafter, ngram_state
+from headway.engine.speculation.mtp import MtpDrafter
+from headway.engine.speculation.ngram import NgramDrafter
 from headway.engine.state.pool import StatePool
-from headway.engine.state.specs import RowSpec, block_bytes
+from headway.engine.state.specs import RowSpec
 
 # Text of this model hardly ever repeats itself, so that n-grams need more rounds to be watched as often.
 ROUNDS, LONG_ROUNDS, GPU_ROUNDS = {"mtp": 200, "ngram": 300}, 2000, 10_000
@@ -46,10 +48,10 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         runner, num_blocks = engine.runner, engine.info.num_blocks
         model, old = runner.model, runner.pool
-        is_ngram = engine.info.drafter == "ngram"
         pool = StatePool(
-            model.state(),
-            ngram_state() if is_ngram else mtp_state(model, runner.rows.pending_tokens.shape[1]),
+            old._layers,
+            old._specs[-1],
+            draft_layers=old._specs[len(old._layers) : -1],
             num_blocks=num_blocks + GUARD_BLOCKS,
             num_rows=old.num_rows,
             block_size=BLOCK,
@@ -58,11 +60,11 @@ class Watch:
         assert old.block_size == BLOCK
         for tensor in pool.by_block():
             tensor[num_blocks:] = GUARD
-        drafter = (
-            NgramDrafter(pool)
-            if is_ngram
-            else MtpDrafter(model, pool, runner.rows, max_depth=engine.info.depth)
-        )
+        drafter = runner.launcher.context.drafter
+        if isinstance(drafter, MtpDrafter):
+            drafter = MtpDrafter(drafter._head, pool, runner.rows, max_depth=engine.info.depth)
+        else:
+            drafter = NgramDrafter(pool)
         self.engine = engine
         self.runner = Runner(model, pool, runner.rows, drafter, max_depth=engine.info.depth)
         self.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
@@ -237,7 +239,6 @@ def submit_random(engine: LocalEngine, chance: random.Random, stems: list[list[i
 
 def sized(config: EngineConfig, *, num_blocks: int) -> EngineConfig:
     """With memory for that many blocks."""
-    is_ngram = config.drafter == "ngram"
-    model = load(Path(config.model_path), dtype=config.dtype, with_draft_head=not is_ngram)
-    size = block_bytes((*model.state(), ngram_state() if is_ngram else mtp_state(model, 1)), BLOCK)
+    spec, facts = read_model_spec(config.model_path), DeviceFacts.of(wanted_device(config))
+    size = resolve(config, announced(config, spec, facts, 1 << 34)).block_bytes
     return msgspec.structs.replace(config, kv_cache_memory_bytes=num_blocks * size)

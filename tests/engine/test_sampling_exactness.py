@@ -100,9 +100,9 @@ class Bench:
             model_path,
             device=torch.device("cpu"),
             dtype="float64",
-            with_draft_head=False,
+            make_draft=None,
             progress=lambda _: None,
-        )
+        ).target
         self.engines = {
             depth: LocalEngine(
                 EngineConfig(model_path=model_path, dtype="float64", depth=depth, **options),  # type: ignore[arg-type]
@@ -255,8 +255,8 @@ def test_a_prompt_whose_prefill_is_preempted_is_scored_once(tmp_path_factory: py
     assert engine.outputs[newer].events == []
     got = engine.run()[newer]
     model = load_model(
-        path, device=torch.device("cpu"), dtype="float64", with_draft_head=False, progress=lambda _: None
-    )
+        path, device=torch.device("cpu"), dtype="float64", make_draft=None, progress=lambda _: None
+    ).target
     assert_scores(got.prompt_logprobs, scored.prompt[1:], prompt_logits(model, scored.prompt), 3)
 
 

@@ -19,12 +19,15 @@ from headway_testing.local import LocalEngine
 from safetensors.torch import load_file
 
 from headway.engine.bench import __main__ as bench
-from headway.engine.bench.floor import costs_of, measured_ceilings
+from headway.engine.bench.floor import Costs, costs_of, measured_ceilings
 from headway.engine.bench.measure import NUM_WARM_ROUNDS, Driver, least_new_tokens
 from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
+from headway.engine.loading.headers import outline_of
 from headway.engine.models.registry import read_model_spec
+from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.speculation.select import announced_head
 
 SMALL = ["--output-len", "24", "--prefill", "none", "--device", "cpu", "--threads", "1"]
 
@@ -38,6 +41,10 @@ def _ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measured_ceilings", measured_once)
 
 
+def costs_by(spec: ModelSpec, dtype: torch.dtype, *, has_draft_head: bool, **formats: Any) -> Costs:
+    return costs_of(outline_of(spec, dtype, announced_head(spec) if has_draft_head else None), **formats)
+
+
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     file = tmp_path / "report.json"
     assert bench.main([*arguments, "--json", str(file)]) == 0
@@ -48,7 +55,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "milliseconds"), [("mimo-7b", 3.09), ("mimo-0.5b", 0.224)])
 def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds: float) -> None:
     """Weights once, at the 4,530 GB/s that an H200 reads."""
-    costs = costs_of(read_model_spec(SHAPES / name), torch.bfloat16, has_draft_head=True)
+    costs = costs_by(read_model_spec(SHAPES / name), torch.bfloat16, has_draft_head=True)
     seconds = costs.round_bytes(batch=64, depth=0, context=0) / 4530e9
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
@@ -59,7 +66,7 @@ def test_drafts_and_contexts_are_bytes_of_their_own(
     draft_lm_head: DraftLmHead, itemsize: float, draft_layers: DraftLayers, layer_itemsize: int
 ) -> None:
     config = read_model_spec(SHAPES / "mimo-7b")
-    costs = costs_of(
+    costs = costs_by(
         config, torch.bfloat16, has_draft_head=True, draft_lm_head=draft_lm_head, draft_layers=draft_layers
     )
     plain = costs.round_bytes(batch=2, depth=0, context=0)
@@ -86,7 +93,7 @@ def test_hybrids_move_the_weights_states_and_caches_that_were_published(
 ) -> None:
     """The state of each row is read and written; layers without attention keep no keys."""
     spec = read_model_spec(SHAPES / name)
-    costs = costs_of(spec, torch.bfloat16, has_draft_head=True)
+    costs = costs_by(spec, torch.bfloat16, has_draft_head=True)
     embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     assert (costs.trunk_bytes / 2 + embedding) / 1e9 == pytest.approx(billions, rel=3e-3)
     assert costs.state_bytes / 1e6 == pytest.approx(state_megabytes, rel=5e-3)
@@ -98,7 +105,7 @@ def test_hybrids_move_the_weights_states_and_caches_that_were_published(
 def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(tmp_path: Path) -> None:
     path = random_mimo(tmp_path, num_nextn_predict_layers=3)
     spec = read_model_spec(path)
-    costs = costs_of(spec, torch.float32, has_draft_head=True)
+    costs = costs_by(spec, torch.float32, has_draft_head=True)
     stored = load_file(path / "model.safetensors")
     prefix = "model.mtp_layers.1."
     layer = sum(t.nbytes for name, t in stored.items() if name.startswith(prefix) and t.dim() == 2)
@@ -111,13 +118,13 @@ def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(
 
 
 def test_drafts_without_a_head_read_no_weights() -> None:
-    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_draft_head=False)
+    costs = costs_by(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_draft_head=False)
     plain = costs.round_bytes(batch=2, depth=0, context=100)
     assert costs.round_bytes(batch=2, depth=3, context=100) == plain
 
 
 def test_a_prompt_costs_two_operations_a_weight_and_attention() -> None:
-    costs = costs_of(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_draft_head=False)
+    costs = costs_by(read_model_spec(SHAPES / "mimo-7b"), torch.bfloat16, has_draft_head=False)
     weights = 36 * 4096 * (6144 + 4096 + 3 * 11008)
     attention = 36 * 2 * 4096 * 1000**2
     assert costs.prefill_flop(num_prompts=3, length=1000) == 3 * (2 * weights * 1000 + attention)
@@ -129,7 +136,7 @@ def test_a_prompt_of_a_hybrid_costs_its_delta_rule_too(length: int) -> None:
     hidden size 1,024. A head's state is multiplied three times a token. Within a piece of 64 tokens, a token
     meets as many before and after it, so that each of three products of 128 key dimensions and two of 128
     value dimensions takes one operation a dimension and token."""
-    costs = costs_of(read_model_spec(SHAPES / "qwen3.5-0.8b"), torch.bfloat16, has_draft_head=True)
+    costs = costs_by(read_model_spec(SHAPES / "qwen3.5-0.8b"), torch.bfloat16, has_draft_head=True)
     feed_forward = 3 * 1024 * 3584
     delta_net = 1024 * (3 * 2048 + 2048 + 16 + 16) + 2048 * 1024
     attention = 1024 * (2 * 2048 + 2 * 512) + 2048 * 1024
@@ -145,7 +152,7 @@ def test_the_share_of_a_floor_that_state_takes_is_the_one_that_was_derived(
 ) -> None:
     """Qwen3.5-27B, without a context: 154 MB of state a row are read and written, with 51.3 GB of weights;
     each of 3 drafts reads 0.84 GB of the head and 2.54 GB of lm_head."""
-    costs = costs_of(read_model_spec(SHAPES / "qwen3.5-27b"), torch.bfloat16, has_draft_head=True)
+    costs = costs_by(read_model_spec(SHAPES / "qwen3.5-27b"), torch.bfloat16, has_draft_head=True)
     moved = costs.moved_state_bytes(batch)
     assert moved == pytest.approx(2 * batch * 154e6, rel=2e-3)
     assert moved / costs.round_bytes(batch=batch, depth=depth, context=0) == pytest.approx(share, rel=0.01)
@@ -156,7 +163,7 @@ def test_the_bench_reports_what_share_of_the_floor_state_takes(
 ) -> None:
     folder = HybridOracle().save(tmp_path / "model")
     report = run(tmp_path, str(folder), *SMALL, "--batch", "1,3", "--depth", "0", "--input-len", "20")
-    costs = costs_of(read_model_spec(folder), torch.float32, has_draft_head=False)
+    costs = costs_by(read_model_spec(folder), torch.float32, has_draft_head=False)
     shown = capsys.readouterr().out
     for line in report["decode"]:
         batch, context = line["batch"], line["context"]
@@ -198,7 +205,7 @@ def test_every_cell_is_measured_and_counted(tmp_path: Path, capsys: pytest.Captu
         plain = cells[batch, 0, input_len]["tokens_per_second"]
         speedup = line["tokens_per_second"] / plain
         assert line["conversion"] == (pytest.approx(speedup / (depth + 1)) if depth > 0 else None)
-    costs = costs_of(read_model_spec(folder), torch.float32, has_draft_head=True)
+    costs = costs_by(read_model_spec(folder), torch.float32, has_draft_head=True)
     line = cells[3, 2, 33]
     num_bytes = costs.round_bytes(batch=3, depth=2, context=line["context"])
     assert line["floor_milliseconds"] == pytest.approx(1e3 * num_bytes / report["ceilings"]["read_bytes"])

@@ -33,9 +33,9 @@ from headway.engine.bench.exact.session import Answer
 from headway.engine.bench.exact.settings import read_settings
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.layers import linear
-from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.delta_net import DeltaNet
 from headway.engine.layers.inputs import ForwardInputs
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.scheduling.plan import Plan
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import LayerState
@@ -248,14 +248,14 @@ def draws_another_state(patch: pytest.MonkeyPatch) -> None:
     """An engine that is started later decays its states otherwise, by a unit in the last place."""
     load, started = build.load_model, []
 
-    def load_once_more(*args: Any, **kwargs: Any) -> CausalLM:
-        model = load(*args, **kwargs)
-        for layer in model.layers if started else ():
+    def load_once_more(*args: Any, **kwargs: Any) -> ModelPair:
+        models = load(*args, **kwargs)
+        for layer in models.target.layers if started else ():
             if isinstance(layer.mixer, DeltaNet):
                 bias = layer.mixer._rule.decay_bias
                 bias.copy_(torch.nextafter(bias, torch.full_like(bias, torch.inf)))
-        started.append(model)
-        return model
+        started.append(models)
+        return models
 
     patch.setattr(build, "load_model", load_once_more)
 

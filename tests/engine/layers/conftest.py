@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from headway_testing.oracle import Oracle
-from headway_testing.paged import load
+from headway_testing.paged import load_pair
 
 VARIANTS: dict[str, dict[str, object]] = {
     "grouped": {},
@@ -38,8 +38,10 @@ def pair(tmp_path: Path, dtype: torch.dtype) -> Callable[..., SimpleNamespace]:
     def make(variant: str, *, with_head: bool) -> SimpleNamespace:
         oracle = Oracle(dtype=dtype, **VARIANTS[variant])
         folder = oracle.save(tmp_path / variant, with_head=with_head)
-        model = load(folder, dtype=str(dtype).removeprefix("torch."))
-        return SimpleNamespace(oracle=oracle, model=model, tolerance=TOLERANCES[dtype])
+        models = load_pair(folder, dtype=str(dtype).removeprefix("torch."))
+        return SimpleNamespace(
+            oracle=oracle, models=models, model=models.target, head=models.draft, tolerance=TOLERANCES[dtype]
+        )
 
     return make
 

@@ -54,8 +54,8 @@ def test_sequences_side_by_side_do_not_mix(pair: Pair, tokens: torch.Tensor) -> 
 
 
 def test_a_folder_without_a_head_reports_none(pair: Pair) -> None:
-    model = pair("grouped", with_head=False).model
-    assert (model.draft_head is not None, len(model.state())) == (False, 3)
+    models = pair("grouped", with_head=False).models
+    assert (models.draft, len(models.target.state())) == (None, 3)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3_5ForCausalLM"])

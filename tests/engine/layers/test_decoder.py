@@ -10,7 +10,7 @@ import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.families import tiny_model
-from headway_testing.paged import PagedSequences, load
+from headway_testing.paged import PagedSequences, load, load_pair
 
 from headway.engine.layers import attention, stream
 from headway.engine.layers.inputs import ForwardInputs
@@ -43,11 +43,12 @@ def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
     dtype: str, sizes: dict[str, object], tmp_path: Path
 ) -> None:
     """Rows of 37 tokens each: one decode step alone, then among 1 .. 63 rows of other lengths."""
-    model = load(random_mimo(tmp_path / "model", **sizes), dtype=dtype)
+    models = load_pair(random_mimo(tmp_path / "model", **sizes), dtype=dtype)
+    model = models.target
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 151, (64, 40), generator=generator)
     lengths = [37, *torch.randint(1, 40, (63,), generator=generator).tolist()]
-    sequences = PagedSequences(model, 64, 48)
+    sequences = PagedSequences(models, 64, 48)
     prefilled = [(row, 0, length) for row, length in enumerate(lengths)]
     sequences.forward(prefilled, torch.cat([tokens[row, :length] for row, _, length in prefilled]))
 
@@ -55,7 +56,7 @@ def test_logits_of_a_row_are_bitwise_the_same_alone_and_among_others(
         steps = [(row, lengths[row], 1) for row in range(num_rows)]
         hidden = sequences.forward(steps, torch.stack([tokens[row, lengths[row]] for row in range(num_rows)]))
         carry = sequences.draft(steps, tokens[:num_rows, 0], hidden)
-        return torch.cat([model.logits(hidden)[0], model.draft_head.logits(carry)[0]])
+        return torch.cat([model.logits(hidden)[0], models.draft.logits(carry)[0]])
 
     alone = logits_of_first(1)
     assert [
@@ -89,7 +90,7 @@ def test_fused_products_compute_what_single_launches_do(
     sizes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hidden states, drafts, and keys and values."""
-    model = load(random_mimo(tmp_path / "model", **sizes), dtype="float64")
+    models = load_pair(random_mimo(tmp_path / "model", **sizes), dtype="float64")
     tokens = torch.randint(0, 151, (2, 40), generator=torch.Generator().manual_seed(0))
     spans = [(0, 0, 30), (1, 0, 3)]
     steps = [(0, 30, 4), (1, 3, 4)]
@@ -98,14 +99,14 @@ def test_fused_products_compute_what_single_launches_do(
     results = []
     for answer in (False, True):
         fuse(monkeypatch, answer)
-        sequences = PagedSequences(model, 2, 40)
+        sequences = PagedSequences(models, 2, 40)
         sequences.forward(spans, torch.cat([tokens[0, :30], tokens[1, :3]]))
         hidden = sequences.forward(steps, torch.cat([tokens[0, 30:34], tokens[1, 3:7]]))
         carry = sequences.draft(steps, torch.cat([tokens[0, 31:35], tokens[1, 4:8]]), hidden)
         results.append((hidden, carry, *sequences.pool.by_block()))
     for plain, few in zip(*results, strict=True):
         torch.testing.assert_close(few, plain, rtol=0, atol=1e-5)
-    calls = 2 * len(model.spec.layers) + 1 if sizes is EMBEDDED else 0
+    calls = 2 * len(models.target.layers) + 1 if sizes is EMBEDDED else 0
     assert fused.call_count == calls
 
 

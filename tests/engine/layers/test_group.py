@@ -16,7 +16,9 @@ from headway_testing.ranks import ThreadGroup, run_ranks
 
 from headway.engine.layers.group import ALONE, Group
 from headway.engine.loading.checkpoint import load_model
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.errors import ModelError
+from headway.engine.speculation.select import announced_head
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 152, "num_attention_heads": 8}
 SIZES |= {"num_key_value_heads": 4}
@@ -35,10 +37,12 @@ class Computed(NamedTuple):
 
 def computed(folder: Path, group: Group) -> Computed:
     with torch.inference_mode():
-        model = load_model(
-            folder, device=torch.device("cpu"), dtype="float32", with_draft_head=True, progress=lambda _: None, group=group
+        make_draft = announced_head(read_model_spec(folder))
+        models = load_model(
+            folder, device=torch.device("cpu"), dtype="float32", make_draft=make_draft, progress=lambda _: None, group=group
         )  # fmt: skip
-        sequences = PagedSequences(model, 2, 64)
+        model, head = models.target, models.draft
+        sequences = PagedSequences(models, 2, 64)
         tokens = torch.randint(0, 152, (51,), generator=torch.Generator().manual_seed(3))
         first = sequences.forward([(0, 0, 30), (1, 0, 13)], tokens[:43])
         second = sequences.forward([(0, 30, 4), (1, 13, 4)], tokens[43:])
@@ -46,10 +50,10 @@ def computed(folder: Path, group: Group) -> Computed:
             assert group.num_gathers == 2 * 4 * len(model.layers)
         hidden = torch.cat([first, second])
         logits, keys = model.logits(hidden), sequences.pool.layer(0)["keys"]
-        if model.draft_head is None:
+        if head is None:
             return Computed(hidden, logits, keys, None, None)
         carries = sequences.draft([(0, 1, 29), (1, 1, 12)], tokens[:41], first[:41])
-        return Computed(hidden, logits, keys, carries, model.draft_head.logits(carries))
+        return Computed(hidden, logits, keys, carries, head.logits(carries))
 
 
 def assert_shared_alike(folder: Path, size: int) -> None:

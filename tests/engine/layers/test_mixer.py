@@ -79,7 +79,7 @@ def test_what_a_layer_adds_may_be_normed(tmp_path: Path) -> None:
         model.spec,
         layers=(replace(model.spec.layers[0], post_mixer_norm=norms[0], post_feed_forward_norm=norms[1]),),
     )
-    model = CausalLM(spec, Placement(torch.device("cpu"), torch.float64), with_draft_head=False)
+    model = CausalLM(spec, Placement(torch.device("cpu"), torch.float64))
     for seed, tensor in enumerate(model.tensors().values()):
         tensor.normal_(generator=torch.Generator().manual_seed(seed))
     own = {path.removeprefix("layers.0."): tensor for path, tensor in model.tensors().items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from headway_testing.outline import outline
 
 from headway.engine.bench.floor import costs_of
@@ -28,10 +27,10 @@ class OneExpertOfEight(GatedMlp):
 def test_experts_that_a_token_does_not_meet_take_memory_but_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """36 layers with feed-forwards of 3 x 4,096 x 11,008 weights."""
     dense = outline(num_layers=36, num_multiprocessors=58)
-    full = costs_of(dense.spec, torch.bfloat16, has_draft_head=False)
+    full = costs_of(dense.models)
     monkeypatch.setitem(decoder.FEED_FORWARDS, DenseSpec, OneExpertOfEight)
     sparse = outline(num_layers=36, num_multiprocessors=58)
-    less = costs_of(sparse.spec, torch.bfloat16, has_draft_head=False)
+    less = costs_of(sparse.models)
     unmet = 36 * 3 * 4096 * 11_008 * 7 // 8
     assert full.num_weights - less.num_weights == unmet
     assert full.trunk_bytes - less.trunk_bytes == 2 * unmet

@@ -18,11 +18,12 @@ from headway_testing.checkpoints import (
     write_folder,
 )
 from headway_testing.oracle import Oracle
-from headway_testing.paged import load
+from headway_testing.paged import load, load_pair
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.loading import checkpoint
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.loading.headers import parameter_counts
@@ -33,18 +34,20 @@ INDEX = "model.safetensors.index.json"
 NORM = "model.norm.weight"
 
 
-def by_name(model: CausalLM) -> dict[str, torch.Tensor]:
-    """Its parameters under the checkpoint's names."""
-    names = FAMILY_OF[model.spec.architecture].names(model.spec)
-    return {names.of(path): tensor for path, tensor in model.tensors().items()}
+def by_name(models: ModelPair) -> dict[str, torch.Tensor]:
+    """Their parameters under the checkpoint's names."""
+    spec = models.target.spec
+    names = FAMILY_OF[spec.architecture].names(spec)
+    return {names.of(path): tensor for path, tensor in models.tensors().items()}
 
 
 @pytest.mark.parametrize("num_shards", [1, 3], ids=["one-file", "shards"])
 def test_every_parameter_gets_the_stored_values(num_shards: int, tmp_path: Path) -> None:
     config = mimo_config()
     tensors = random_tensors(config, with_draft_head=True)
-    model = load(write_folder(tmp_path, config, tensors, num_shards=num_shards), dtype="float64")
-    loaded = by_name(model)
+    loaded = by_name(
+        load_pair(write_folder(tmp_path, config, tensors, num_shards=num_shards), dtype="float64")
+    )
     assert loaded.keys() == tensors.keys()
     assert [name for name in tensors if not torch.equal(loaded[name], tensors[name].double())] == []
 
@@ -52,10 +55,10 @@ def test_every_parameter_gets_the_stored_values(num_shards: int, tmp_path: Path)
 @pytest.mark.parametrize("max_shard_size", ["1GB", "20KB"], ids=["one-file", "shards"])
 def test_a_folder_that_transformers_wrote_is_read(max_shard_size: str, tmp_path: Path) -> None:
     oracle = Oracle(dtype=torch.float32)
-    model = load(oracle.save(tmp_path, with_head=False, max_shard_size=max_shard_size), dtype="float64")
+    models = load_pair(oracle.save(tmp_path, with_head=False, max_shard_size=max_shard_size), dtype="float64")
     stored = oracle.model.state_dict()
     assert (tmp_path / INDEX).exists() == (max_shard_size == "20KB")
-    assert [name for name, t in by_name(model).items() if not torch.equal(t, stored[name].double())] == []
+    assert [name for name, t in by_name(models).items() if not torch.equal(t, stored[name].double())] == []
 
 
 def test_parts_of_a_fused_parameter_share_its_memory(tmp_path: Path) -> None:
@@ -91,8 +94,8 @@ def test_auto_is_the_dtype_of_most_tensors_off_the_cpu(tmp_path: Path) -> None:
     tensors[NORM] = tensors[NORM].float()
     folder = write_folder(tmp_path, config, tensors)
     model = load_model(
-        folder, device=torch.device("meta"), dtype="auto", with_draft_head=False, progress=lambda _: None
-    )
+        folder, device=torch.device("meta"), dtype="auto", make_draft=None, progress=lambda _: None
+    ).target
     assert model.dtype == torch.bfloat16
 
 
@@ -102,7 +105,7 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
         random_mimo(tmp_path),
         device=torch.device("cpu"),
         dtype="auto",
-        with_draft_head=True,
+        make_draft=MtpHead,
         progress=seen.append,
     )
     assert seen == sorted(seen)
@@ -113,9 +116,9 @@ def test_a_tied_head_is_counted_once_and_may_be_stored_twice(tmp_path: Path) -> 
     config = qwen2_config(tie_word_embeddings=True)
     tensors = random_tensors(config, with_draft_head=False)
     stored_twice = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
-    model = load(write_folder(tmp_path, config, stored_twice))
+    models = load_pair(write_folder(tmp_path, config, stored_twice))
     num_parameters = sum(t.numel() for t in tensors.values())
-    assert parameter_counts(model) == (num_parameters, 4 * num_parameters)
+    assert parameter_counts(models) == (num_parameters, 4 * num_parameters)
 
 
 def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_says(
@@ -124,11 +127,11 @@ def test_a_head_that_differs_from_the_embedding_is_used_whatever_config_json_say
     config = qwen2_config(tie_word_embeddings=True)
     tensors = random_tensors(config, with_draft_head=False)
     head = tensors["model.embed_tokens.weight"] + 1
-    model = load(write_folder(tmp_path, config, tensors | {"lm_head.weight": head}), dtype="float64")
+    models = load_pair(write_folder(tmp_path, config, tensors | {"lm_head.weight": head}), dtype="float64")
     assert warnings_of(caplog, "tie_word_embeddings") == 1
     theirs = Qwen2ForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(model.tensors()["lm_head.weight"], theirs.lm_head.weight.double())
-    assert parameter_counts(model)[0] == sum(t.numel() for t in tensors.values()) + head.numel()
+    assert torch.equal(models.tensors()["lm_head.weight"], theirs.lm_head.weight.double())
+    assert parameter_counts(models)[0] == sum(t.numel() for t in tensors.values()) + head.numel()
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, word: str) -> int:
@@ -163,8 +166,8 @@ def test_a_head_that_is_announced_and_missing_is_warned_of(
 ) -> None:
     config = mimo_config()
     folder = write_folder(tmp_path, config, random_tensors(config, with_draft_head=False))
-    assert not load(folder, with_draft_head=False).has_draft_head
-    assert warnings_of(caplog, "announces an MTP head of 1 layers") == 1
+    assert load_pair(folder).draft is None
+    assert warnings_of(caplog, "announces a draft head of 1 layers") == 1
 
 
 def test_of_a_tensor_in_two_shards_the_later_file_counts_with_a_warning(
@@ -189,10 +192,10 @@ def test_the_rotary_table_is_made_for_what_is_served(tmp_path: Path) -> None:
         folder,
         device=torch.device("cpu"),
         dtype="auto",
-        with_draft_head=False,
+        make_draft=None,
         progress=lambda _: None,
         max_model_len=100,
-    )
+    ).target
     assert model.rotary_bytes == 100 * 16 * 4
     with pytest.raises(ModelError, match=r"rotary table .* 1,000,000,000,000 positions .*--max-model-len"):
         load(folder)
@@ -265,7 +268,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         [
             "lacks 1 tensors",
             "model.mtp_layers.0.self_attn.k_proj.bias",
-            "or serve without the MTP head: --drafter",
+            "or serve without the draft head: --drafter",
         ],
     ),
     "many-missing": (
@@ -332,10 +335,10 @@ def test_a_model_too_large_for_memory_is_refused_with_the_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = random_mimo(tmp_path)
-    num_parameters, _ = parameter_counts(load(folder))
+    num_parameters, _ = parameter_counts(load_pair(folder))
     monkeypatch.setattr(checkpoint, "available_bytes", lambda device: 4 * num_parameters - 1)
     with pytest.raises(ModelError) as caught:
         load(folder)
     parts = [f"{4 * num_parameters / 1024:.1f} KiB", f"{num_parameters:,} parameters of 4 bytes", "on cpu"]
     assert [part for part in (str(folder), *parts) if part not in str(caught.value)] == []
-    assert load(folder, dtype="bfloat16").has_draft_head
+    assert load_pair(folder, dtype="bfloat16").draft is not None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from headway_testing.paged import PagedSequences
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import (
     AttentionSpec,
@@ -27,6 +27,7 @@ from headway.engine.models.spec import (
     YarnRopeScaling,
 )
 from headway.engine.protocol.errors import ModelError
+from headway.engine.speculation.select import announced_head
 
 NORM = NormSpec(1e-3)
 ROPE = RopeSpec(1e4, 16, Llama3RopeScaling(4.0, 1.0, 4.0, 16))
@@ -100,17 +101,17 @@ CASES: list[tuple[Any, Change, dict[str, Any]]] = [
 def computed(spec: ModelSpec) -> list[torch.Tensor | int]:
     """Returns what shows of a model with weights that depend on their paths alone: logits, drafts, sizes."""
     place = Placement(torch.device("cpu"), torch.float64)
-    model = CausalLM(spec, place, with_draft_head=spec.draft_head is not None)
-    shown: list[torch.Tensor | int] = [model.rotary_bytes, len(model.tensors())]
-    for path, tensor in model.tensors().items():
+    models = ModelPair(spec, place, announced_head(spec))
+    model, head = models.target, models.draft
+    shown: list[torch.Tensor | int] = [model.rotary_bytes, len(models.tensors())]
+    for path, tensor in models.tensors().items():
         flat = torch.randn(tensor.numel(), generator=torch.Generator().manual_seed(zlib.crc32(path.encode())))
         tensor.copy_(flat.view(tensor.shape) / 4)
-    sequences = PagedSequences(model, 1, len(TOKENS)) if model.draft_head is not None else None
-    if sequences is None or model.draft_head is None:
+    if head is None:
         return shown
+    sequences = PagedSequences(models, 1, len(TOKENS))
     spans = [(0, 0, len(TOKENS))]
     hidden = sequences.forward(spans, TOKENS)
-    head = model.draft_head
     carry = sequences.draft(spans, TOKENS, head.draft_hidden(hidden))
     return [*shown, model.logits(hidden), head.logits(carry), carry]
 

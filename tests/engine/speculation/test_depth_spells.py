@@ -114,8 +114,7 @@ def published(engine: LocalEngine) -> dict[bytes, list[torch.Tensor]]:
     pool, blocks = engine.engine.runner.pool, engine.engine.scheduler.state.blocks
     spec = engine.engine.runner.model.spec
     assert spec.draft_head is not None
-    first = len(spec.layers)
-    layers = [pool.layer(index) for index in range(first, first + spec.draft_head.num_layers)]
+    layers = [pool.draft_layer(index) for index in range(spec.draft_head.num_layers)]
     kept = [tensor for state in layers for tensor in state.values()]
     kept += [pool.drafter[name] for name in (BLOCK_HIDDEN, BLOCK_CARRIES) if name in pool.drafter]
     return {

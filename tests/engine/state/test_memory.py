@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
-from headway_testing.paged import load
+from headway_testing.paged import load_pair
 
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
@@ -142,11 +142,13 @@ def test_a_block_holds_keys_values_and_a_state_for_the_head(
     has_draft_head: bool, wanted: int, tmp_path: Path
 ) -> None:
     """2 x 3 or, with the head's, 4 layers x 16 tokens x 2 heads x 16 x 2 bytes; 48 x 2 bytes."""
-    model = load(random_mimo(tmp_path), dtype="bfloat16", with_draft_head=has_draft_head)
+    models = load_pair(random_mimo(tmp_path), dtype="bfloat16", with_draft_head=has_draft_head)
+    layers, head = models.target.state(), models.draft
+    draft_layers, kept = ((), ()) if head is None else (head.state(1), mtp_state(head, 1))
     pool = StatePool(
-        model.state(), mtp_state(model, 1), num_blocks=5, block_size=16, device=torch.device("cpu")
+        layers, kept, draft_layers=draft_layers, num_blocks=5, block_size=16, device=torch.device("cpu")
     )
-    assert pool.block_bytes() == block_bytes((*model.state(), mtp_state(model, 1)), 16) == wanted
+    assert pool.block_bytes() == block_bytes((*layers, *draft_layers, kept), 16) == wanted
     assert sum(tensor.nbytes for tensor in pool.by_block()) == 5 * wanted
 
 

@@ -25,11 +25,12 @@ from headway_testing.padded import PaddedLaunches
 from headway_testing.poison import PoisoningRunner
 from headway_testing.running_sum import with_running_sums
 
-from headway.engine import build, outline
+from headway.engine import build
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import LogitsError
 from headway.engine.protocol.sampling_params import FinishReason
@@ -86,12 +87,17 @@ def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _recurrent(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_sums(make: Callable[..., CausalLM]) -> Callable[..., CausalLM]:
-        return lambda *args, **options: with_running_sums(make(*args, **options), scale=1.0)
+    def with_sums(make: Callable[..., ModelPair]) -> Callable[..., ModelPair]:
+        def made(*args: Any) -> ModelPair:
+            models = make(*args)
+            with_running_sums(models.target, scale=1.0)
+            return models
+
+        return made
 
     if kind.is_made_up:
         monkeypatch.setattr(build, "_load", with_sums(build._load))
-        monkeypatch.setattr(outline, "outline_of", with_sums(outline.outline_of))
+        monkeypatch.setattr(ModelPair, "outline", with_sums(ModelPair.outline))
 
 
 def engine_of(path: Path, **changes: object) -> LocalEngine:

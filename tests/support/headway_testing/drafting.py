@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.model_pair import ModelPair
 from headway_testing.paged import PagedSequences
 
 
-def prefill(model: CausalLM, tokens: torch.Tensor, widths: list[int], *, room: int = 8) -> PagedSequences:
+def prefill(models: ModelPair, tokens: torch.Tensor, widths: list[int], *, room: int = 8) -> PagedSequences:
     """Trunk and head over all tokens, in chunks; the head by `fill_cache`."""
-    sequences = PagedSequences(model, 1, len(tokens) + room)
-    previous, first = torch.zeros(1, model.spec.hidden_size, dtype=model.dtype), 0
+    sequences = PagedSequences(models, 1, len(tokens) + room)
+    head = models.draft
+    previous, first = torch.zeros(1, head.hidden_size, dtype=head.dtype), 0
     for width in widths:
         span, part = [(0, first, width)], tokens[first : first + width]
-        states = torch.cat([previous, model.draft_head.draft_hidden(sequences.forward(span, part))])
+        states = torch.cat([previous, head.draft_hidden(sequences.forward(span, part))])
         sequences.fill(span, part, states[:-1])
         previous, first = states[-1:], first + width
     return sequences
@@ -27,6 +28,6 @@ def draft_chain(
     found = []
     for step in range(depth):
         state = sequences.draft([(0, position + step, 1)], token, state)
-        found.append(sequences.model.draft_head.logits(state)[0])
+        found.append(sequences.head.logits(state)[0])
         token = found[-1].argmax()[None]
     return torch.stack(found)

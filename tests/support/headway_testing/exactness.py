@@ -111,9 +111,9 @@ def _model_in_float64(model_path: str) -> CausalLM:
         model_path,
         device=torch.device("cpu"),
         dtype="float64",
-        with_draft_head=False,
+        make_draft=None,
         progress=lambda _: None,
-    )
+    ).target
 
 
 def window_inputs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.loading.headers import outline_of
 from headway.engine.models.spec import (
     AttentionSpec,
@@ -46,4 +47,4 @@ def outline(
     facts = DeviceFacts(
         torch.device(device), has_float8, "8.0" if device == "cuda" else "-", num_multiprocessors, 4
     )
-    return Outline(outline_of(spec, dtype, with_draft_head=has_draft_head), facts, available)
+    return Outline(outline_of(spec, dtype, MtpHead if has_draft_head else None), facts, available)

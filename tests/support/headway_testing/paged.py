@@ -10,19 +10,28 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model
+from headway.engine.models.registry import read_model_spec
+from headway.engine.protocol.config import MAX_DEPTH
 from headway.engine.speculation.mtp import mtp_state
+from headway.engine.speculation.select import announced_head
 from headway.engine.state.pool import StatePool
 from headway.kernels import QueryBatch, TokenSpans
 
 
-def load(path: Path, *, dtype: str = "auto", with_draft_head: bool = True) -> CausalLM:
-    """On the CPU, without a progress bar."""
+def load(path: Path, *, dtype: str = "auto") -> CausalLM:
+    """The target, on the CPU, without a progress bar."""
+    return load_pair(path, dtype=dtype).target
+
+
+def load_pair(path: Path, *, dtype: str = "auto", with_draft_head: bool = True) -> ModelPair:
+    """With the draft head that config.json announces."""
     return load_model(
         path,
         device=torch.device("cpu"),
         dtype=dtype,
-        with_draft_head=with_draft_head,
+        make_draft=announced_head(read_model_spec(path)) if with_draft_head else None,
         progress=lambda _: None,
     )
 
@@ -33,17 +42,21 @@ class PagedSequences:
     A span is (row, first position, number of tokens); each becomes a batch of one row.
     """
 
-    def __init__(self, model: CausalLM, num_rows: int, max_tokens: int, *, block_size: int = 16) -> None:
+    def __init__(
+        self, models: CausalLM | ModelPair, num_rows: int, max_tokens: int, *, block_size: int = 16
+    ) -> None:
         per_row = -(-max_tokens // block_size)
-        self.model = model
+        pair = isinstance(models, ModelPair)
+        self.model, self.head = (models.target, models.draft) if pair else (models, None)
         self.block_size = block_size
         self.pool = StatePool(
-            model.state(),
-            mtp_state(model, 1),
+            self.model.state(),
+            () if self.head is None else mtp_state(self.head, 1),
+            draft_layers=() if self.head is None else self.head.state(MAX_DEPTH + 1),
             num_blocks=num_rows * per_row,
             num_rows=num_rows,
             block_size=block_size,
-            device=model.device,
+            device=self.model.device,
         )
         for tensor in self.pool.by_block():
             tensor.fill_(1e4)
@@ -59,10 +72,10 @@ class PagedSequences:
     ) -> torch.Tensor:
         """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens,
         hidden]."""
-        return self.model.draft_head.draft(self.inputs(spans, tokens), hidden, self.pool)
+        return self.head.draft(self.inputs(spans, tokens), hidden, self.pool)
 
     def fill(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor) -> None:
-        self.model.draft_head.fill_cache(self.inputs(spans, tokens), hidden, self.pool)
+        self.head.fill_cache(self.inputs(spans, tokens), hidden, self.pool)
 
     def inputs(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> ForwardInputs:
         positions = torch.cat([torch.arange(first, first + count) for _, first, count in spans])

@@ -13,7 +13,7 @@ import torch
 from headway_testing.drafting import draft_chain, prefill
 from headway_testing.families import ROPES, assert_logits_of_transformers, save, tiny_model
 from headway_testing.hybrid import HybridOracle
-from headway_testing.paged import PagedSequences, load
+from headway_testing.paged import PagedSequences, load, load_pair
 
 from headway.engine import ModelError, read_model_spec
 from headway.engine.loading import headers
@@ -54,8 +54,8 @@ def test_drafts_of_every_depth_are_those_of_the_oracle(
     sees_images: bool, widths: list[int], tokens: torch.Tensor, tmp_path: Path
 ) -> None:
     oracle = HybridOracle()
-    model = load(oracle.save(tmp_path, sees_images=sees_images), dtype="float32")
-    sequences = prefill(model, tokens[:-1], widths)
+    models = load_pair(oracle.save(tmp_path, sees_images=sees_images), dtype="float32")
+    sequences = prefill(models, tokens[:-1], widths)
     chain = draft_chain(sequences, tokens[-1:], oracle.hidden(tokens[:-1])[-1:], len(tokens) - 1, 4)
     wanted = oracle.draft_chain(tokens, 4)
     assert chain.argmax(-1).tolist() == wanted.argmax(-1).tolist()
@@ -64,10 +64,9 @@ def test_drafts_of_every_depth_are_those_of_the_oracle(
 
 def test_the_head_reads_what_the_final_norm_gives(tokens: torch.Tensor, tmp_path: Path) -> None:
     oracle = HybridOracle()
-    model = load(oracle.save(tmp_path), dtype="float32")
-    hidden = PagedSequences(model, 1, len(tokens)).forward([(0, 0, len(tokens))], tokens)
-    assert model.draft_head is not None
-    assert (model.draft_head.draft_hidden(hidden) - oracle.hidden(tokens)).abs().max() < TOLERANCE
+    models = load_pair(oracle.save(tmp_path), dtype="float32")
+    hidden = PagedSequences(models, 1, len(tokens)).forward([(0, 0, len(tokens))], tokens)
+    assert (models.draft.draft_hidden(hidden) - oracle.hidden(tokens)).abs().max() < TOLERANCE
 
 
 def turned(spec: ModelSpec, change: dict[str, Any]) -> ModelSpec:
@@ -120,11 +119,10 @@ def test_a_switch_of_the_head_turned_the_wrong_way_is_far_off(
     """What is carried on shows at the second draft only."""
     oracle, switch = HybridOracle(), HEAD_SWITCHES.get(name, lambda spec: spec)
     monkeypatch.setattr(headers, "read_model_spec", lambda folder: switch(read_model_spec(folder)))
-    model = load(oracle.save(tmp_path), dtype="float32")
-    last = PagedSequences(model, 1, 74).forward([(0, 0, 74)], tokens[:-1])[-1:]
-    assert model.draft_head is not None
-    state = model.draft_head.draft_hidden(last)
-    chain = draft_chain(prefill(model, tokens[:-1], [74]), tokens[-1:], state, 74, 2)
+    models = load_pair(oracle.save(tmp_path), dtype="float32")
+    last = PagedSequences(models, 1, 74).forward([(0, 0, 74)], tokens[:-1])[-1:]
+    state = models.draft.draft_hidden(last)
+    chain = draft_chain(prefill(models, tokens[:-1], [74]), tokens[-1:], state, 74, 2)
     difference = (chain - oracle.draft_chain(tokens, 2)).abs().max()
     assert difference < TOLERANCE if name == "none" else difference > FAR_OFF
 
@@ -142,9 +140,8 @@ def test_vision_tensors_are_skipped_with_one_line(tmp_path: Path, caplog: pytest
 def test_a_checkpoint_without_its_head_is_served_without_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(HybridOracle().save(tmp_path, with_head=False))
-    assert model.draft_head is None
-    assert "announces an MTP head of 1 layers, the weights have none" in caplog.text
+    assert load_pair(HybridOracle().save(tmp_path, with_head=False)).draft is None
+    assert "announces a draft head of 1 layers, the weights have none" in caplog.text
 
 
 def test_what_ties_the_embedding_may_stand_outside(tmp_path: Path) -> None:

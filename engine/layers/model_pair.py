@@ -1,0 +1,90 @@
+"""A target model and the draft model that is loaded with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.linear import Linear
+from headway.engine.layers.norm import RMSNorm
+from headway.engine.layers.placement import Placement
+from headway.engine.layers.work import Work
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import DraftLayers, DraftLmHead
+from headway.engine.state.specs import StateSpec
+
+
+class DraftModel(Protocol):
+    """The layers of a drafter that have weights: what loading, sizing and formats ask of them. How they are
+    run, their drafter knows."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the parameters that are not the target's by their paths, as `CausalLM.tensors` does."""
+        ...
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Returns the linear layers that are not the target's."""
+        ...
+
+    def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
+        """Declares by layer what is kept between steps, as `CausalLM.state` does."""
+        ...
+
+    def work(self) -> Work:
+        """Returns the products of a token with the weights of every layer once."""
+        ...
+
+    def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
+        """Returns each linear layer whose input is the output of norms, with these norms."""
+        ...
+
+    def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
+        """Changes the formats of the weights that drafts read, once, after loading."""
+        ...
+
+    def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
+        """Returns the bytes that `choose_formats` takes beside those of the loaded weights."""
+        ...
+
+
+# Makes a draft model for a target, which may lend it parameters; its own are not initialised.
+MakeDraft = Callable[[CausalLM, Placement], DraftModel]
+
+
+class ModelPair:
+    """draft: None where nothing drafts, or what drafts has no weights. The pool keeps the state of the
+    target's layers, then that of the draft model's."""
+
+    def __init__(self, spec: ModelSpec, place: Placement, make_draft: MakeDraft | None = None) -> None:
+        """Makes both with parameters that are not initialised. Raises ModelError for a spec that says what no
+        layer computes."""
+        self.target = CausalLM(spec, place)
+        self.draft = None if make_draft is None else make_draft(self.target, place)
+        self._make_draft = make_draft
+
+    def outline(self) -> ModelPair:
+        """Returns the same models, or the same rank's share of them, without memory."""
+        place = Placement(torch.device("meta"), self.target.dtype, group=self.target.group)
+        return ModelPair(self.target.spec, place, self._make_draft)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the parameters of both."""
+        return self.target.tensors() | ({} if self.draft is None else self.draft.tensors())
+
+    def linears(self) -> Iterable[Linear]:
+        """Yields every linear layer of both once."""
+        yield from self.target.linears()
+        if self.draft is not None:
+            yield from self.draft.linears()
+
+    @property
+    def active_weights(self) -> int:
+        """Returns the number of weights of both that multiply a token, those of lm_head among them."""
+        of_drafts = 0 if self.draft is None else self.draft.work().active_weights
+        return self.target.work().active_weights + self.target.lm_head.num_weights + of_drafts
