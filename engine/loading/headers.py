@@ -193,11 +193,12 @@ def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: frozenset[str]
 
 def _vision_tensors(found: Checkpoint) -> set[str]:
     """Returns the names of the tensors that see images, which are not read; says so."""
-    prefix = found.names.vision_prefix
-    names = {name for name in found.stored if prefix is not None and name.startswith(prefix)}
+    prefixes = found.names.vision_prefixes
+    names = {name for name in found.stored if name.startswith(prefixes)}
     if names:
+        listed = ", ".join(f"{prefix}*" for prefix in prefixes)
         logger.info(
-            "%s: %d vision tensors (%s*) are skipped: no images are served", found.folder, len(names), prefix
+            "%s: %d vision tensors (%s) are skipped: no images are served", found.folder, len(names), listed
         )
     return names
 

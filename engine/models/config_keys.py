@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -34,6 +35,9 @@ SIZE_LIMITS = {
     "linear_value_head_dim": 1 << 16,
     "linear_conv_kernel_dim": 1 << 10,
     "full_attention_interval": 10_000,
+    "query_pre_attn_scalar": 1 << 20,
+    "sliding_window": 1 << 40,
+    "sliding_window_pattern": 10_000,
     "max_position_embeddings": 1 << 40,
 }
 WORDS = {
@@ -47,6 +51,7 @@ DTYPES = {
     "float16": "float16", "half": "float16",
 }  # fmt: skip
 UNQUANTIZED = "the model's unquantized checkpoint"
+ATTENTION_TYPES = ("full_attention", "sliding_attention")
 LEGACY_LAYER_TYPES = {"attention": "full_attention"}
 # Keys by which transformers' shared code, not the family's, changes what is computed or where it is read
 # from: what each does, unless it is null.
@@ -65,7 +70,10 @@ FOREIGN_KEYS = {
 
 class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that every config class of a dense decoder has, with their types; defaults of transformers'
-    LlamaConfig."""
+    LlamaConfig. A family derives its own from it, or from one of the classes below."""
+
+    # By layer type, where positions differ by it: theta's key outside rope_parameters, and its default.
+    thetas_by_type: ClassVar[Mapping[str, tuple[str, float]]] = {}
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -86,15 +94,35 @@ class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
     attention_dropout: float | int | None = 0.0
     use_cache: bool = True
 
+    @property
+    def window(self) -> int | None:
+        """Returns how many tokens layers of type "sliding_attention" attend to; None: there are no such
+        layers."""
+        return None
+
+    def default_layer_types(self) -> list[str]:
+        """Returns the type of every layer, where config.json has no layer_types."""
+        return ["full_attention"] * self.num_hidden_layers
+
 
 class WindowKeys(DecoderKeys, frozen=True, kw_only=True):
-    """The keys of families that can give some layers a sliding window."""
+    """The keys of families that can give some layers a sliding window: by default the layers from
+    max_window_layers on."""
 
     attention_dropout: float | int = 0.0
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
     layer_types: list[str] | None = None
+
+    @property
+    def window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
+
+    def default_layer_types(self) -> list[str]:
+        first = self.num_hidden_layers if self.window is None else self.max_window_layers
+        layers = range(self.num_hidden_layers)
+        return ["sliding_attention" if i >= first else "full_attention" for i in layers]
 
 
 class HybridKeys(DecoderKeys, frozen=True, kw_only=True):
@@ -103,6 +131,10 @@ class HybridKeys(DecoderKeys, frozen=True, kw_only=True):
 
     layer_types: list[str] | None = None
     full_attention_interval: int = 4
+
+    def default_layer_types(self) -> list[str]:
+        interval, layers = self.full_attention_interval, range(self.num_hidden_layers)
+        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in layers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +169,8 @@ class ResolvedConfig:
     """Holds the values that transformers' config object would have as its attributes.
 
     file: named in errors. layer_types: of every layer, "full_attention" or another name of transformers'.
-    sliding_window: tokens, None if no layer has one. dtype: the one that config.json names, None if it names
-    none; the weights may have another.
+    sliding_window: tokens, None if no layer has one. ropes: by the type of a layer. dtype: the one that
+    config.json names, None if it names none; the weights may have another.
     """
 
     file: Path
@@ -146,7 +178,7 @@ class ResolvedConfig:
     keys: DecoderKeys
     num_key_value_heads: int
     head_dim: int
-    rope: Rope
+    ropes: Mapping[str, Rope]
     sliding_window: int | None
     layer_types: tuple[str, ...]
     dtype: str | None
@@ -154,6 +186,9 @@ class ResolvedConfig:
     def error(self, what: str) -> ModelError:
         """Returns the error for a family that computes something else."""
         return ModelError(f"{self.file}: {what}")
+
+    def rope_of(self, layer_type: str) -> Rope:
+        return self.ropes[layer_type]
 
 
 def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigClasses) -> ResolvedConfig:
@@ -177,10 +212,8 @@ def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigCla
         keys=keys,
         num_key_value_heads=heads if keys.num_key_value_heads is None else keys.num_key_value_heads,
         head_dim=keys.hidden_size // heads if keys.head_dim is None else keys.head_dim,
-        rope=reader.rope(keys, layer_types),
-        sliding_window=keys.sliding_window
-        if isinstance(keys, WindowKeys) and keys.use_sliding_window
-        else None,
+        ropes=reader.ropes(keys, layer_types),
+        sliding_window=keys.window,
         layer_types=tuple(LEGACY_LAYER_TYPES.get(kind, kind) for kind in layer_types),
         dtype=reader.dtype(),
     )
@@ -243,62 +276,82 @@ class _Reader:
         """Each key alone, so that the error can name it."""
         values: dict[str, object] = {}
         for field in msgspec.structs.fields(kind):
-            if field.name not in self._content:
+            name = field.encode_name  # a field may have the key of another family
+            if name not in self._content:
                 continue
-            value = self._content[field.name]
-            limit = SIZE_LIMITS.get(field.name)
+            value = self._content[name]
+            limit = SIZE_LIMITS.get(name)
             wanted = WORDS.get(field.type, f"of type {field.type}")
             wanted = wanted if limit is None else f"a positive integer up to {limit:,}"
             try:
-                values[field.name] = msgspec.convert(value, field.type)
+                values[name] = msgspec.convert(value, field.type)
             except msgspec.ValidationError:
-                raise self._wrong(field.name, value, wanted) from None
+                raise self._wrong(name, value, wanted) from None
             is_in_range = limit is None or value is None or (isinstance(value, int) and 1 <= value <= limit)
             is_finite = not isinstance(value, float) or math.isfinite(value)
-            is_strict = field.type is not float or not isinstance(value, int)
+            is_strict = field.type not in (float, float | None) or not isinstance(value, int)
             if not (is_in_range and is_finite and is_strict):
-                raise self._wrong(field.name, value, wanted)
+                raise self._wrong(name, value, wanted)
         return msgspec.convert(values, kind)
 
     def layer_types(self, keys: DecoderKeys) -> list[str]:
-        """Returns the names that config.json uses; where it has none, the first `max_window_layers` see
-        everything."""
-        num_layers = keys.num_hidden_layers
-        if not isinstance(keys, WindowKeys | HybridKeys):
-            return ["full_attention"] * num_layers
-        if keys.layer_types is not None:
-            if len(keys.layer_types) != num_layers:
-                raise self.error(
-                    f"layer_types names {len(keys.layer_types)} layers, num_hidden_layers {num_layers}"
-                )
-            return keys.layer_types
-        if isinstance(keys, HybridKeys):
-            interval = keys.full_attention_interval
-            return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
-        slides = keys.use_sliding_window and keys.sliding_window is not None
-        return [
-            "sliding_attention" if slides and i >= keys.max_window_layers else "full_attention"
-            for i in range(num_layers)
-        ]
+        """Returns the name that config.json gives to the type of every layer, or the family's default."""
+        named = getattr(keys, "layer_types", None)
+        if named is not None and len(named) != keys.num_hidden_layers:
+            raise self.error(
+                f"layer_types names {len(named)} layers, num_hidden_layers {keys.num_hidden_layers}"
+            )
+        return keys.default_layer_types() if named is None else named
 
-    def rope(self, keys: DecoderKeys, layer_types: list[str]) -> Rope:
-        """rope_scaling, where it says anything, takes the place of rope_parameters; theta inside goes before
-        theta outside."""
+    def ropes(self, keys: DecoderKeys, layer_types: list[str]) -> dict[str, Rope]:
+        """Returns the positions of every type of layer with attention. rope_scaling, where it says anything,
+        takes the place of rope_parameters."""
+        if keys.thetas_by_type:
+            return self._ropes_by_type(keys)
         scaling = self._content.get("rope_scaling")
         name, found = (
             ("rope_scaling", scaling) if scaling else ("rope_parameters", keys.rope_parameters or {})
         )
-        if not isinstance(found, dict):
-            raise self.error(f"{name} is {_shown(found)}, it must be an object")
+        found = self._object(name, found)
         nested = [key for key, value in found.items() if key in layer_types or isinstance(value, dict)]
         if nested:
             raise self.error(
                 f"{name} differs by layer ({', '.join(nested)}); supported is one for all layers"
             )
-        outer = self._content.get("rope_theta", DEFAULT_ROPE_THETA)
-        theta = found.get("rope_theta", outer)
+        return dict.fromkeys(ATTENTION_TYPES, self._rope(name, found, "rope_theta", DEFAULT_ROPE_THETA))
+
+    def _ropes_by_type(self, keys: DecoderKeys) -> dict[str, Rope]:
+        """rope_parameters has an object for each type; rope_scaling is of the layers with full attention and
+        goes before it."""
+        found, scaling = keys.rope_parameters, self._content.get("rope_scaling")
+        if found is None:
+            found = {"full_attention": {"rope_type": "default"}}
+        others = sorted(found.keys() - keys.thetas_by_type.keys())
+        if others or (scaling is not None and not found.get("full_attention")):
+            raise self.error(
+                f"rope_parameters is {_shown(found)}; supported is an object for each of {', '.join(keys.thetas_by_type)}"
+            )
+        ropes = {}
+        for kind, (theta_key, default_theta) in keys.thetas_by_type.items():
+            name = f"{kind} of rope_parameters"
+            own = self._object(name, found.get(kind) or {})
+            if kind == "full_attention" and scaling is not None:
+                own = own | self._object("rope_scaling", scaling)
+            if not own.get("truncate", True):
+                raise self.error(f"{name} has truncate, which transformers does not read there; leave it out")
+            ropes[kind] = self._rope(name, own, theta_key, default_theta)
+        return ropes
+
+    def _object(self, name: str, value: object) -> dict[str, object]:
+        if not isinstance(value, dict):
+            raise self.error(f"{name} is {_shown(value)}, it must be an object")
+        return value
+
+    def _rope(self, name: str, found: dict[str, object], theta_key: str, default_theta: float) -> Rope:
+        """theta inside goes before theta outside."""
+        theta = found.get("rope_theta", self._content.get(theta_key, default_theta))
         if not isinstance(theta, int | float) or isinstance(theta, bool) or not 0 < theta <= MAX_ROPE_THETA:
-            raise self._wrong("rope_theta", theta, f"a positive number up to {MAX_ROPE_THETA:g}")
+            raise self._wrong(theta_key, theta, f"a positive number up to {MAX_ROPE_THETA:g}")
         rope_type = found.get("rope_type", found.get("type", "default"))
         if not isinstance(rope_type, str):
             raise self.error(f"rope_type of {name} is {_shown(rope_type)}, it must be a string")

@@ -6,12 +6,26 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from headway.engine.models.config_keys import UNQUANTIZED, ConfigClass, DecoderKeys, ResolvedConfig
+import msgspec
+
+from headway.engine.models.config_keys import (
+    ATTENTION_TYPES,
+    UNQUANTIZED,
+    ConfigClass,
+    DecoderKeys,
+    ResolvedConfig,
+)
 from headway.engine.models.rope_keys import rope_spec
 from headway.engine.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, NormSpec
 
-SUPPORTED_ACTIVATIONS = ("silu", "swish")  # two names of one function
+# By the names that transformers gives them, of which some are of one function.
+ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 MIN_POSITIONS = 2
 _INDEX = re.compile(r"\d+")
 
@@ -52,12 +66,12 @@ class WeightNames:
 
     Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their
     own: the model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin
-    with, if there is one. vision_prefix: likewise of what sees images, which is not read.
+    with, if there is one. vision_prefixes: likewise of what sees images, which is not read.
     """
 
     patterns: Mapping[str, str]
     draft_head_prefix: str | None = None
-    vision_prefix: str | None = None
+    vision_prefixes: tuple[str, ...] = ()
 
     def of(self, path: str) -> str:
         """`layers.3.attention.query.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
@@ -88,17 +102,22 @@ def decoder_names(spec: ModelSpec) -> WeightNames:
     return WeightNames(DECODER_NAMES)
 
 
-def decoder_spec(resolved: ResolvedConfig, layer: LayerSpec) -> ModelSpec:
-    """A decoder of equal layers. Raises ModelError for what no family of dense decoders computes."""
-    _check_layers(resolved)
-    return layered_spec(resolved, (layer,) * resolved.keys.num_hidden_layers, norm_spec(resolved))
+def decoder_spec(resolved: ResolvedConfig, make_layer: Callable[[str], LayerSpec]) -> ModelSpec:
+    """A decoder whose layers have attention, to all tokens or to a window. make_layer: makes the layer of a
+    type, which `attention_spec` takes. Raises ModelError for what no family of dense decoders computes."""
+    makers = dict.fromkeys(ATTENTION_TYPES, make_layer)
+    return layered_spec(resolved, makers, norm_spec(resolved))
 
 
-def layered_spec(resolved: ResolvedConfig, layers: tuple[LayerSpec, ...], norm: NormSpec) -> ModelSpec:
-    """A decoder of these layers. Raises ModelError for what no family computes."""
-    keys = resolved.keys
-    if keys.hidden_act not in SUPPORTED_ACTIVATIONS:
-        raise resolved.error(f"hidden_act is {keys.hidden_act!r}; supported is 'silu'")
+def layered_spec(
+    resolved: ResolvedConfig, makers: Mapping[str, Callable[[str], LayerSpec]], norm: NormSpec
+) -> ModelSpec:
+    """A decoder. makers: by the type of a layer, what makes it. Raises ModelError for what no family
+    computes."""
+    keys, kinds = resolved.keys, dict.fromkeys(resolved.layer_types)
+    if others := sorted(kinds.keys() - makers.keys()):
+        raise resolved.error(f"layer_types has {others[0]!r}; supported are {' and '.join(makers)}")
+    layers = {kind: makers[kind](kind) for kind in kinds}
     if keys.max_position_embeddings < MIN_POSITIONS:
         raise resolved.error(
             f"max_position_embeddings is {keys.max_position_embeddings}; it must be {MIN_POSITIONS} or more, "
@@ -113,7 +132,7 @@ def layered_spec(resolved: ResolvedConfig, layers: tuple[LayerSpec, ...], norm: 
         architecture=resolved.architecture,
         vocab_size=keys.vocab_size,
         hidden_size=keys.hidden_size,
-        layers=layers,
+        layers=tuple(layers[kind] for kind in resolved.layer_types),
         norm=norm,
         max_position_embeddings=keys.max_position_embeddings,
         tied=keys.tie_word_embeddings,
@@ -129,6 +148,7 @@ def norm_spec(resolved: ResolvedConfig) -> NormSpec:
 
 def attention_spec(
     resolved: ResolvedConfig,
+    layer_type: str = "full_attention",
     *,
     has_qkv_bias: bool,
     has_output_bias: bool = False,
@@ -147,26 +167,20 @@ def attention_spec(
         )
     if head_dim < 2 or head_dim % 2 != 0:
         raise resolved.error(f"head_dim is {head_dim}; rotary positions need an even one")
-    rope = rope_spec(resolved, default_share=default_rotary_share)
+    rope = rope_spec(resolved, layer_type, default_share=default_rotary_share)
+    window = resolved.sliding_window if layer_type == "sliding_attention" else None
+    if layer_type == "sliding_attention" and window is None:
+        raise resolved.error("layer_types has 'sliding_attention'; give the sliding_window of these layers")
     return AttentionSpec(
-        heads, kv_heads, head_dim, rope, head_dim**-0.5, has_qkv_bias, has_output_bias, qk_norm
+        heads, kv_heads, head_dim, rope, head_dim**-0.5, has_qkv_bias, has_output_bias, qk_norm, window
     )
 
 
 def dense_spec(resolved: ResolvedConfig, *, has_bias: bool = False) -> DenseSpec:
-    return DenseSpec(resolved.keys.intermediate_size, has_bias)
-
-
-def _check_layers(resolved: ResolvedConfig) -> None:
-    """layer_types alone decides: a window that no layer has is none."""
-    others = [i for i, kind in enumerate(resolved.layer_types) if kind != "full_attention"]
-    if not others:
-        return
-    kind = resolved.layer_types[others[0]]
-    what = f"are of type {kind!r}"
-    if kind == "sliding_attention":
-        what = f"attend to a sliding window of {resolved.sliding_window} tokens"
-    raise resolved.error(
-        f"{len(others)} layers, from {others[0]} on, {what}, "
-        "which is not supported; supported is full attention in every layer"
-    )
+    """Raises ModelError for an activation that is not computed."""
+    keys = resolved.keys
+    if keys.hidden_act not in ACTIVATIONS:
+        key = next(f.encode_name for f in msgspec.structs.fields(keys) if f.name == "hidden_act")
+        supported = ", ".join(map(repr, ACTIVATIONS))
+        raise resolved.error(f"{key} is {keys.hidden_act!r}; supported are {supported}")
+    return DenseSpec(keys.intermediate_size, has_bias, ACTIVATIONS[keys.hidden_act])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from headway.engine.models.config_keys import ResolvedConfig
+from headway.engine.models.config_keys import ResolvedConfig, Rope
 from headway.engine.models.spec import (
     LinearRopeScaling,
     Llama3RopeScaling,
@@ -19,12 +19,13 @@ DEFAULT_BETA_FAST, DEFAULT_BETA_SLOW = 32.0, 1.0
 MAX_FACTOR = 1e6
 
 
-def rope_spec(resolved: ResolvedConfig, *, default_share: float | None = None) -> RopeSpec:
+def rope_spec(resolved: ResolvedConfig, layer_type: str, *, default_share: float | None = None) -> RopeSpec:
     """Raises ModelError for what is not computed. default_share: of each head's dimensions turn that part
     where the configuration has no partial_rotary_factor; None: the family turns whole heads, whatever the
     configuration says.
     """
-    kind, parameters = resolved.rope.rope_type, resolved.rope.parameters
+    rope = resolved.rope_of(layer_type)
+    kind, parameters = rope.rope_type, rope.parameters
     if kind not in SUPPORTED_ROPE_TYPES:
         supported = ", ".join(map(repr, SUPPORTED_ROPE_TYPES))
         raise resolved.error(f"rope scaling {kind!r} is not supported; supported are {supported}")
@@ -35,7 +36,7 @@ def rope_spec(resolved: ResolvedConfig, *, default_share: float | None = None) -
         raise resolved.error(
             f"partial_rotary_factor is {partial!r} with rope scaling {kind!r}; supported is 1.0"
         )
-    reader = _Parameters(resolved)
+    reader = _Parameters(resolved, rope)
     scaling: RopeScaling | None = None
     if kind == "linear":
         scaling = LinearRopeScaling(reader.number("factor", least=1.0))
@@ -43,12 +44,12 @@ def rope_spec(resolved: ResolvedConfig, *, default_share: float | None = None) -
         scaling = reader.llama3()
     elif kind == "yarn":
         scaling = reader.yarn()
-    rotary_dim = resolved.head_dim if default_share is None else _rotary_dim(resolved, default_share)
-    return RopeSpec(resolved.rope.theta, rotary_dim, scaling)
+    rotary_dim = resolved.head_dim if default_share is None else _rotary_dim(resolved, rope, default_share)
+    return RopeSpec(rope.theta, rotary_dim, scaling)
 
 
-def _rotary_dim(resolved: ResolvedConfig, default_share: float) -> int:
-    share = resolved.rope.parameters.get("partial_rotary_factor", default_share)
+def _rotary_dim(resolved: ResolvedConfig, rope: Rope, default_share: float) -> int:
+    share = rope.parameters.get("partial_rotary_factor", default_share)
     is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
     rotary_dim = int(resolved.head_dim * share) if is_share else 0  # type: ignore[operator]
     if rotary_dim < 2 or rotary_dim % 2 != 0:
@@ -62,9 +63,9 @@ def _rotary_dim(resolved: ResolvedConfig, default_share: float) -> int:
 class _Parameters:
     """The keys of one rope_scaling or rope_parameters object, with errors that name them."""
 
-    def __init__(self, resolved: ResolvedConfig) -> None:
-        self._resolved = resolved
-        self._found = {key: v for key, v in resolved.rope.parameters.items() if v is not None}
+    def __init__(self, resolved: ResolvedConfig, rope: Rope) -> None:
+        self._resolved, self._rope = resolved, rope
+        self._found = {key: v for key, v in rope.parameters.items() if v is not None}
 
     def number(self, key: str, *, least: float, default: float | None = None) -> float:
         """At least `least`, up to MAX_FACTOR; a key that is missing or null has the default, where there is
@@ -74,7 +75,7 @@ class _Parameters:
         if not is_number or not least <= float(value) <= MAX_FACTOR:  # type: ignore[arg-type]
             said = "missing" if value is None else repr(value)
             raise self._resolved.error(
-                f"{key} of rope scaling {self._resolved.rope.rope_type!r} is {said}; it must be a number from "
+                f"{key} of rope scaling {self._rope.rope_type!r} is {said}; it must be a number from "
                 f"{least:g} to {MAX_FACTOR:g}"
             )
         return float(value)  # type: ignore[arg-type]
@@ -99,11 +100,11 @@ class _Parameters:
         return Llama3RopeScaling(self.number("factor", least=1.0), low, high, self.original_max_positions())
 
     def yarn(self) -> YarnRopeScaling:
-        if self._resolved.rope.theta <= 1:
-            raise self._resolved.error(f"rope_theta is {self._resolved.rope.theta:g}; YaRN needs one above 1")
+        if self._rope.theta <= 1:
+            raise self._resolved.error(f"rope_theta is {self._rope.theta:g}; YaRN needs one above 1")
         original = self.original_max_positions()
         implied = max(self._resolved.keys.max_position_embeddings / original, 1.0)
-        if "factor" not in self._resolved.rope.parameters:
+        if "factor" not in self._rope.parameters:
             raise self._resolved.error("factor of rope scaling 'yarn' is missing")
         factor = self.number("factor", least=1.0, default=implied)
         truncate = self._found.get("truncate", True)

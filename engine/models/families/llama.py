@@ -38,7 +38,8 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
     attention = attention_spec(
         resolved, has_qkv_bias=keys.attention_bias, has_output_bias=keys.attention_bias
     )
-    return decoder_spec(resolved, LayerSpec(attention, dense_spec(resolved, has_bias=keys.mlp_bias)))
+    layer = LayerSpec(attention, dense_spec(resolved, has_bias=keys.mlp_bias))
+    return decoder_spec(resolved, lambda kind: layer)
 
 
 FAMILY = Family(("LlamaForCausalLM",), "llama", LlamaKeys, read, decoder_names)

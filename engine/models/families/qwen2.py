@@ -18,9 +18,10 @@ class Qwen2Keys(WindowKeys, frozen=True, kw_only=True):
 
 
 def read(resolved: ResolvedConfig) -> ModelSpec:
-    return decoder_spec(
-        resolved, LayerSpec(attention_spec(resolved, has_qkv_bias=True), dense_spec(resolved))
-    )
+    def layer(kind: str) -> LayerSpec:
+        return LayerSpec(attention_spec(resolved, kind, has_qkv_bias=True), dense_spec(resolved))
+
+    return decoder_spec(resolved, layer)
 
 
 FAMILY = Family(("Qwen2ForCausalLM",), "qwen2", Qwen2Keys, read, decoder_names)

@@ -28,13 +28,15 @@ class Qwen3Keys(WindowKeys, frozen=True, kw_only=True):
 def read(resolved: ResolvedConfig) -> ModelSpec:
     keys = resolved.keys
     assert isinstance(keys, Qwen3Keys)
-    attention = attention_spec(
-        resolved,
-        has_qkv_bias=keys.attention_bias,
-        has_output_bias=keys.attention_bias,
-        qk_norm=norm_spec(resolved),
-    )
-    return decoder_spec(resolved, LayerSpec(attention, dense_spec(resolved)))
+    has_bias, norm = keys.attention_bias, norm_spec(resolved)
+
+    def layer(kind: str) -> LayerSpec:
+        attention = attention_spec(
+            resolved, kind, has_qkv_bias=has_bias, has_output_bias=has_bias, qk_norm=norm
+        )
+        return LayerSpec(attention, dense_spec(resolved))
+
+    return decoder_spec(resolved, layer)
 
 
 FAMILY = Family(("Qwen3ForCausalLM",), "qwen3", Qwen3Keys, read, decoder_names)

@@ -76,16 +76,15 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
         default_rotary_share=ROTARY_SHARE,
     )
     with_attention = LayerSpec(replace(attention, has_output_gate=True), dense_spec(resolved))
-    by_type = {
-        "full_attention": with_attention,
-        "linear_attention": LayerSpec(_delta_net_spec(resolved, keys), dense_spec(resolved)),
+    if dense_spec(resolved).activation != "silu":
+        raise resolved.error(f"hidden_act is {keys.hidden_act!r}; supported is 'silu', as delta nets have it")
+    makers = {
+        "full_attention": lambda kind: with_attention,
+        "linear_attention": lambda kind: LayerSpec(_delta_net_spec(resolved, keys), dense_spec(resolved)),
     }
-    others = sorted(set(resolved.layer_types) - by_type.keys())
-    if others:
-        raise resolved.error(f"layer_types has {others[0]!r}; supported are {' and '.join(by_type)}")
+    spec = layered_spec(resolved, makers, norm)
     if "full_attention" not in resolved.layer_types:
         raise resolved.error("no layer is of type 'full_attention'; supported are models with one or more")
-    spec = layered_spec(resolved, tuple(by_type[kind] for kind in resolved.layer_types), norm)
     return replace(spec, draft_head=_mtp_spec(resolved, keys, with_attention))
 
 
@@ -119,7 +118,7 @@ def _mtp_spec(resolved: ResolvedConfig, keys: Qwen3_5Keys, layer: LayerSpec) -> 
     return MtpSpec(1, layer, first="embedding", reads="post_norm", carries="post_norm")
 
 
-def _names(model_prefix: str, vision_prefix: str | None = None) -> WeightNames:
+def _names(model_prefix: str, *vision_prefixes: str) -> WeightNames:
     layer = f"{model_prefix}layers.{{}}."
     decoder = {
         "embedding": f"{model_prefix}embed_tokens.weight",
@@ -128,7 +127,7 @@ def _names(model_prefix: str, vision_prefix: str | None = None) -> WeightNames:
         **{f"layers.{{}}.{path}": layer + name for path, name in (LAYER_NAMES | DELTA_NAMES).items()},
     }
     mtp = {f"mtp.{{}}.{path}": name for path, name in MTP_NAMES.items()}
-    return WeightNames(decoder | mtp, MTP_PREFIX, vision_prefix)
+    return WeightNames(decoder | mtp, MTP_PREFIX, vision_prefixes)
 
 
 FAMILY = Family(

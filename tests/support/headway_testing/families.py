@@ -11,6 +11,8 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -30,6 +32,7 @@ CLASSES = {
     # transformers has no class for MiMo; without its MTP head it is a Qwen2.
     "MiMoForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
     "Qwen3_5ForCausalLM": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
 }
 TINY = {
     "vocab_size": 151,
@@ -52,6 +55,7 @@ OWN = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 12,
     },
+    "MistralForCausalLM": {"sliding_window": 20},
 }
 # rope_type and what it needs, as config.json gives it.
 ROPES = {
@@ -90,7 +94,7 @@ CUTS = ([75], [32, 32, 11], [1, 15, 16, 43], [70, 1, 1, 1, 1, 1], [60, 4, 4, 4, 
 def tiny_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
     """transformers' model with random weights in float32. Its config writes to the dicts that it is given."""
     config_class, model_class = CLASSES[architecture]
-    keys = {**TINY, **OWN.get(architecture, {}), "attn_implementation": "sdpa", **changes}
+    keys = {**TINY, "attn_implementation": "sdpa", **OWN.get(architecture, {}), **changes}
     config = config_class(**deepcopy(keys))
     model = model_class(config).eval()
     randomise(model, torch.Generator().manual_seed(seed))

@@ -10,7 +10,7 @@ SLIPS = (None, True, False, 0, 1, -1, 3, 4096.0, 1e12, 0.5, "silu", "64", "", []
          {"rope_type": "default"}, float("nan"), float("inf"), 10**30)  # fmt: skip
 MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama",
-    "MiMoForCausalLM": "mimo", "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "MiMoForCausalLM": "mimo", "Qwen3_5ForCausalLM": "qwen3_5_text", "MistralForCausalLM": "mistral",
 }  # fmt: skip
 SLIPPING = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -18,6 +18,8 @@ SLIPPING = (
     "rope_scaling", "use_sliding_window", "sliding_window", "max_window_layers", "layer_types", "pad_token_id",
     "bos_token_id", "eos_token_id", "initializer_range", "attention_dropout", "use_cache", "is_causal",
     "per_layer_config", "partial_rotary_factor", "attention_bias", "mlp_bias", "num_nextn_predict_layers",
+    "hidden_activation", "sliding_window_pattern", "query_pre_attn_scalar", "attn_logit_softcapping",
+    "final_logit_softcapping", "use_bidirectional_attention", "rope_local_base_freq",
 )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
     }
     optional: dict[str, object] = {
         "head_dim": rng.choice([2, 8, 10]),
-        "hidden_act": rng.choice(["silu", "swish", "silu", "gelu"]),
+        "hidden_act": rng.choice(["silu", "swish", "gelu_pytorch_tanh", "gelu"]),
         "rms_norm_eps": rng.choice([1e-6, 1e-5, 0.0, 0.01]),
         "tie_word_embeddings": rng.random() < 0.5,
         "rope_theta": rng.choice([_theta(rng), 10000, 1_000_000]),
@@ -60,8 +62,12 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
         "use_mrope": False,
     }
     config |= {key: value for key, value in optional.items() if rng.random() < 0.35}
-    if architecture == "LlamaForCausalLM" and rng.random() < 0.9:  # it has no windows: most would be refused
-        config = {key: v for key, v in config.items() if key not in ("sliding_window", "layer_types")}
+    # Llama has no windows, Mistral has them in all layers: most would be refused.
+    if architecture in ("LlamaForCausalLM", "MistralForCausalLM") and rng.random() < 0.9:
+        refused = (
+            ("sliding_window", "layer_types") if architecture == "LlamaForCausalLM" else ("layer_types",)
+        )
+        config = {key: v for key, v in config.items() if key not in refused}
     if rng.random() < 0.1:  # the default of num_key_value_heads is 32, not the number of heads
         config |= {"num_attention_heads": rng.choice([32, 64, 8]), "hidden_size": 128, "head_dim": 4}
         del config["num_key_value_heads"]

@@ -12,6 +12,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "grouped": {},
     "ungrouped": {"num_key_value_heads": 6},
     "tied": {"tie_word_embeddings": True},
+    "windows": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     "biased": {"attention_bias": True},
     "large epsilon": {"rms_norm_eps": 1e-2},
     **{f"rope {name}": {"rope_parameters": rope} for name, rope in ROPES.items()},
