@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.engine.models.config_keys import ConfigClass, resolve_config
-from headway.engine.models.families import llama, mimo, mistral, qwen2, qwen3, qwen3_5
+from headway.engine.models.families import gemma2, gemma3, llama, mimo, mistral, qwen2, qwen3, qwen3_5
 from headway.engine.models.family import Family
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.spec import ModelSpec
@@ -13,7 +13,7 @@ from headway.engine.protocol.errors import ModelError
 
 FAMILIES: tuple[Family, ...] = (
     qwen2.FAMILY, qwen3.FAMILY, llama.FAMILY, mimo.FAMILY, qwen3_5.FAMILY, qwen3_5.TEXT_FAMILY,
-    mistral.FAMILY,
+    mistral.FAMILY, gemma2.FAMILY, gemma3.FAMILY, gemma3.VISION_FAMILY,
 )  # fmt: skip
 FAMILY_OF: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
 CONFIG_CLASSES: dict[str, ConfigClass] = {name: family.config_class for name, family in FAMILY_OF.items()}

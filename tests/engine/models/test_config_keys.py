@@ -27,6 +27,7 @@ from headway.engine.models.config_keys import (
     WindowKeys,
     resolve_config,
 )
+from headway.engine.models.families.gemma3 import GemmaKeys
 from headway.engine.models.registry import CONFIG_CLASSES, FAMILY_OF
 
 # Of each architecture.
@@ -80,7 +81,7 @@ def values_of(ours: ResolvedConfig) -> dict[str, object]:
         own |= {f"{kind} rope_type": ours.rope_of(kind).rope_type, f"{kind} theta": ours.rope_of(kind).theta}
     if isinstance(keys, WindowKeys):
         own |= {"sliding_window": ours.sliding_window}
-    if isinstance(keys, WindowKeys | HybridKeys):
+    if isinstance(keys, WindowKeys | HybridKeys | GemmaKeys):
         own |= {"layer_types": list(ours.layer_types)}
     return own
 

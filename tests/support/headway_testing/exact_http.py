@@ -82,6 +82,7 @@ FAMILIES = {
     "mimo": Family(_embedded, 8 * 2 * 2 * 64 * 4, has_head=True),
     "qwen3": Family(_tiny("Qwen3ForCausalLM"), 3 * 2 * 2 * 16 * 4, has_head=False),
     "llama": Family(_tiny("LlamaForCausalLM"), 3 * 2 * 2 * 16 * 4, has_head=False),
+    "gemma3": Family(_tiny("Gemma3ForCausalLM"), 3 * 2 * 2 * 16 * 4, has_head=False),
     "qwen3.5": Family(_tiny("Qwen3_5ForCausalLM"), 5 * 2 * 2 * 16 * 4, has_head=True),
 }
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -33,6 +37,8 @@ CLASSES = {
     "MiMoForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
     "Qwen3_5ForCausalLM": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
+    "Gemma2ForCausalLM": (Gemma2Config, Gemma2ForCausalLM),
+    "Gemma3ForCausalLM": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 TINY = {
     "vocab_size": 151,
@@ -56,6 +62,25 @@ OWN = {
         "linear_value_head_dim": 12,
     },
     "MistralForCausalLM": {"sliding_window": 20},
+    # Caps so low that scores and logits of random models reach them.
+    "Gemma2ForCausalLM": {
+        "tie_word_embeddings": True,
+        "sliding_window": 20,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 6.0,
+        "attn_implementation": "eager",
+    },
+    "Gemma3ForCausalLM": {
+        "tie_word_embeddings": True,
+        "sliding_window": 20,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }
 # rope_type and what it needs, as config.json gives it.
 ROPES = {

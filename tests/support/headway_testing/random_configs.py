@@ -11,6 +11,7 @@ SLIPS = (None, True, False, 0, 1, -1, 3, 4096.0, 1e12, 0.5, "silu", "64", "", []
 MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "mimo", "Qwen3_5ForCausalLM": "qwen3_5_text", "MistralForCausalLM": "mistral",
+    "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3_text",
 }  # fmt: skip
 SLIPPING = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -73,6 +74,8 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
         del config["num_key_value_heads"]
     if architecture == "Qwen3_5ForCausalLM":
         config |= _delta_net(rng, num_layers)
+    if architecture.startswith("Gemma"):
+        config = _gemma(rng, config, has_two_ropes=architecture == "Gemma3ForCausalLM")
     if "layer_types" in config and rng.random() < 0.1:
         config["layer_types"] = ["full_attention"] * (num_layers + 1)
     if slips and rng.random() < 1 / 3:
@@ -96,6 +99,31 @@ def _delta_net(rng: random.Random, num_layers: int) -> dict[str, object]:
         "linear_conv_kernel_dim": rng.choice([2, 3, 4]),
         **({"layer_types": kinds} if rng.random() < 0.7 else by_interval),
     }
+
+
+def _gemma(rng: random.Random, config: dict[str, object], *, has_two_ropes: bool) -> dict[str, object]:
+    """The keys of Gemma 2 and 3, mostly with positions of each type of layer for the latter."""
+    own: dict[str, object] = {
+        "hidden_activation": rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu", "gelu"]),
+        "query_pre_attn_scalar": rng.choice([64, 100, 256]),
+        "sliding_window_pattern": rng.choice([1, 2, 3]),
+        "attn_logit_softcapping": rng.choice([None, None, None, 2.0]),
+        "final_logit_softcapping": rng.choice([None, 5.0]),
+        "use_bidirectional_attention": rng.choice([None, False, False, False, True]),
+    }
+    config = config | {key: value for key, value in own.items() if rng.random() < 0.5}
+    if rng.random() < 0.9:  # null is refused
+        config |= {"num_key_value_heads": 1, "sliding_window": rng.choice([1, 4, 16, 100])}
+    if not has_two_ropes:
+        return config
+    ropes = {kind: _rope(rng, 0) for kind in ("full_attention", "sliding_attention") if rng.random() < 0.9}
+    changes: dict[str, object] = {
+        "rope_parameters": ropes if rng.random() < 0.9 else None,
+        "rope_local_base_freq": _theta(rng),
+        "rope_scaling": rng.choice([None, None, {"rope_type": "linear", "factor": 8.0}, _rope(rng, 0)]),
+    }
+    changes = {key: value for key, value in changes.items() if rng.random() < 0.7}
+    return {key: v for key, v in config.items() if not key.startswith("rope_s")} | changes
 
 
 def _theta(rng: random.Random) -> float:
