@@ -4,6 +4,7 @@ changes no text."""
 from __future__ import annotations
 
 import random
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from headway_testing.families import tiny_model
 from headway_testing.local import LocalEngine
 from headway_testing.padded import PaddedLaunches
 
+from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.engine.speculation.drafter import PromptTokens
+from headway.engine.speculation.drafter import NoDrafter, PromptTokens
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import RoundWindow
 
@@ -103,3 +105,35 @@ def test_taps_are_transformers_states_of_every_token_and_change_no_text(
                 assert difference < TOLERANCE, (seed, position)
                 num_seen += 1
     assert num_seen == sum(len(text) - 1 for text in texts) - 32  # two blocks of the last prompt were cached
+
+
+class Repeating(NoDrafter):
+    """Drafts the last token again. Waits for no GPU, so that a graph can hold it."""
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+
+    def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
+        return rows.last_tokens[:, None].expand(-1, depth).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", "float32"), pytest.param("cuda", "bfloat16", marks=pytest.mark.gpu)]
+)
+def test_taps_change_no_text_of_the_embedded_model(device: str, dtype: str) -> None:
+    """On a GPU in captured graphs, whose fused additions a tap ends."""
+    texts = []
+    for taps in ((), (2, 3, 4)):
+        engine = LocalEngine(
+            EngineConfig(
+                model_path=str(files("headway.engine.demo")), device=device, dtype=dtype, depth=2, drafter="ngram",  # type: ignore[arg-type]
+                max_running=4, kv_cache_memory_bytes=1 << 26,
+            ),
+            drafter=Repeating(taps),
+        )  # fmt: skip
+        engine.engine.runner.capture(range(3), progress=lambda _: None)
+        for seed, prompt in enumerate(heldout_prompts()[:6]):
+            sampling = SamplingParams(temperature=0.8 * (seed % 2), seed=seed)
+            engine.submit(prompt[: 40 + 9 * seed], max_tokens=32, sampling=sampling)
+        texts.append([output.token_ids for output in engine.run().values()])
+    assert texts[0] == texts[1]
