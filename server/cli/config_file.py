@@ -6,6 +6,7 @@ keys and lines is told before an option has said whether its value is a secret.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,13 @@ import yaml
 from headway.engine import ConfigError
 from headway.server.cli.foreign_flags import is_harmless, refusal
 from headway.server.cli.options import CONFIG, Option
+from headway.server.cli.redaction import shortened
 
 TEXT_TAG = "tag:yaml.org,2002:str"
+_MAX_BYTES = 2**20
+_NOTHING = ("", "~", "null", "Null", "NULL")  # without quotes
+_NEEDS_QUOTES = "a value that begins with *, & or ! needs quotes"
+_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,9 @@ def read_config_file(path: str, options: Iterable[Option]) -> ConfigFile:
         line = f"{path}, line {key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
             raise ConfigError(f"{line}: a key is a list or a mapping, it must be the name of a flag")
-        source = f"{line}: {key.value}"
+        if _CONTROL_CHARACTERS.search(key.value):
+            raise ConfigError(f"{line}: the key {shortened(key.value)!r} has control characters; remove them")
+        source = f"{line}: {shortened(key.value)}"
         option = by_flag.get(key.value.replace("_", "-"))
         if option is None:
             remarks.append(_remark(line, key.value, value, by_flag))
@@ -66,14 +74,22 @@ def _entries(path: str) -> list[tuple[yaml.Node, yaml.Node]]:
     """Returns the pairs of the mapping that the file is; none of an empty file."""
     given = f"--{CONFIG.flag} is {path!r}, it must be a YAML file with one key a flag"
     try:
-        root = yaml.compose(Path(path).read_text("utf-8-sig"), Loader=yaml.BaseLoader)
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(f"{given}: it is larger than 1 MiB")
+        root = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{given}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-        raise ConfigError(f"{given}: {error.problem}{line}") from None
+        # What is wrong with an alias, an anchor or a tag quotes it, and it may be a key that lacks quotes.
+        has_name = re.search("alias|anchor|tag", f"{error.context} {error.problem}")
+        raise ConfigError(f"{given}: {_NEEDS_QUOTES if has_name else error.problem}{line}") from None
     except yaml.YAMLError:
         raise ConfigError(f"{given}: it has characters that YAML does not allow") from None
+    except RecursionError:
+        raise ConfigError(f"{given}: its lists or mappings are nested too deeply") from None
     if root is None or not root.value:
         return []
     if not isinstance(root, yaml.MappingNode):
@@ -88,8 +104,8 @@ def _remark(line: str, key: str, value: yaml.Node, known: Collection[str]) -> st
     if name == CONFIG.flag:
         raise ConfigError(f"{line}: {key} names another file; write its keys here")
     if not is_harmless(name, value.value if isinstance(value, yaml.ScalarNode) else ""):
-        raise ConfigError(f"{line}: {refusal(key, name, known)}")
-    return f"{line}: {key} is taken and changes nothing"
+        raise ConfigError(f"{line}: {refusal(shortened(key), name, known)}")
+    return f"{line}: {shortened(key)} is taken and changes nothing"
 
 
 def _texts(source: str, value: yaml.Node, *, is_list: bool) -> list[str]:
@@ -103,7 +119,9 @@ def _text(source: str, value: yaml.Node, wanted: str) -> str:
     if not isinstance(value, yaml.ScalarNode):
         raise ConfigError(f"{source} is {kinds[type(value)]}, it must be {wanted}")
     if value.tag != TEXT_TAG:
-        raise ConfigError(f"{source} has the tag {value.tag}, which means nothing here; leave it out")
-    if not value.value and value.style is None:
+        raise ConfigError(f"{source} has a tag; {_NEEDS_QUOTES}")
+    if value.style is None and value.value in _NOTHING:
         raise ConfigError(f"{source} has no value; give one, or leave the key out")
+    if _CONTROL_CHARACTERS.search(value.value):
+        raise ConfigError(f"{source} has a line break or another control character; write it without")
     return str(value.value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headway.engine import ConfigError
 from headway.server.cli.config_file import NO_FILE, ConfigFile
 from headway.server.cli.options import Option, Value
-from headway.server.cli.redaction import without_credentials
+from headway.server.cli.redaction import shortened, without_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ def _shown(option: Option, text: str) -> str:
     """Of a secret, and of what a URL has before its host, nothing is repeated: errors are logged."""
     if option.is_secret and text:
         return f"a text of {len(text)} characters (not shown)"
-    return repr(without_credentials(text))
+    return repr(shortened(without_credentials(text)))

@@ -95,15 +95,15 @@ def test_a_file_without_keys_changes_nothing(served: list[Served], file: Path, t
 
 
 def test_values_mean_what_they_mean_on_the_command_line(served: list[Served], file: Path) -> None:
-    """Other readers of YAML make a number of 1.10 and of 0o17, a date of 2026-01-02 and no text of null."""
+    """Other readers of YAML make a number of 1.10 and of 0o17, a date of 2026-01-02, and nothing of null."""
     file.write_text(
-        "revision: 1.10\nserved-model-name:\n  - 0o17\n  - 2026-01-02\n  - null\n  - ' a: b '\n"
+        "revision: 1.10\nserved-model-name:\n  - 0o17\n  - 2026-01-02\n  - 'null'\n  - \"~\"\n  - ' a: b '\n"
         "drafter: none\nkv-cache-memory: 1.5MiB\napi_key: 12345\nno_prefix_caching: True\nforce_include_usage: off"
     )
     assert cli.main(["serve", "--config", str(file)]) == 0
     ((server, source, engine),) = served
     assert source.revision == "1.10"
-    assert server.served_model_name == ["0o17", "2026-01-02", "null", " a: b "]
+    assert server.served_model_name == ["0o17", "2026-01-02", "null", "~", " a: b "]
     assert (engine.drafter, engine.kv_cache_memory_bytes, server.api_key) == ("none", 3 * 2**19, ["12345"])
     assert (engine.prefix_caching, server.force_include_usage) == (False, False)
 
@@ -130,7 +130,16 @@ def test_keys_of_other_servers_that_change_nothing_are_taken_with_a_word(
         ("port:", 1, "port has no value; give one, or leave the key out"),
         ("port: [80]", 1, "port is a list, it must be one value"),
         ("port: {http: 80}", 1, "port is a mapping, it must be one value"),
-        ("port: !!int '80'", 1, "port has the tag tag:yaml.org,2002:int, which means nothing here; leave it out"),
+        ("port: !!int '80'", 1, "port has a tag; a value that begins with *, & or ! needs quotes"),
+        ("revision: null", 1, "revision has no value; give one, or leave the key out"),
+        ("model: ~", 1, "model has no value"),
+        ("served-model-name: [a, Null]", 1, "served-model-name has no value"),
+        ("cors-origin: [NULL]", 1, "cors-origin has no value"),
+        ("port: 1\nmodel: |\n  a\n", 2, "model has a line break or another control character; write it without"),
+        ('served-model-name: ["\\e[2J"]', 1, "served-model-name has a line break or another control character"),
+        ('"po\\nrt": 80', 1, "the key 'po\\nrt' has control characters; remove them"),
+        (f"port: {'x' * 999}", 1, f"port is '{'x' * 200}...', it must be 0 to 65535"),
+        (f"{'x' * 999}: 1", 1, f"there is no {'x' * 200}...; --help-all names all flags"),
         ("served_model_name: {a: b}", 1, "served_model_name is a mapping, it must be a text or a list of texts"),
         ("cors-origin: [[a]]", 1, "cors-origin is a list, it must be a text or a list of texts"),
         ("deterministic: maybe", 1, "deterministic is 'maybe', it must be true or false"),
@@ -167,8 +176,10 @@ def test_what_is_wrong_is_told_with_file_line_and_key(
         (b"- port: 1", "such as max-running: 64"),
         (b"\xff\xfe", "invalid start byte"),
         (b"port: \x00", "it has characters that YAML does not allow"),
+        (b"port: " + b"[" * 9999, "its lists or mappings are nested too deeply"),
+        (b"#" * (2**20 + 1), "it is larger than 1 MiB"),
     ],
-    ids=["missing", "two-documents", "open-quote", "tab", "text", "list", "no-utf8", "nul"],
+    ids=["missing", "two-documents", "open-quote", "tab", "text", "list", "no-utf8", "nul", "deep", "large"],
 )
 def test_a_file_that_is_no_settings_is_refused_in_a_line(
     served: list[Served], file: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, told: str
@@ -185,8 +196,9 @@ def test_a_file_that_is_no_settings_is_refused_in_a_line(
 
 @pytest.mark.parametrize(
     "text",
-    [f"api-key: '{SECRET} '", f"admin_key: [{SECRET}]", f"apikey: {SECRET}", f"api-key: '{SECRET}", f"hf-token: {SECRET}"],
-    ids=["value", "list", "key", "syntax", "foreign"],
+    [f"api-key: '{SECRET} '", f"admin_key: [{SECRET}]", f"apikey: {SECRET}", f"api-key: '{SECRET}", f"hf-token: {SECRET}",
+     f"api-key: *{SECRET}", f"api-key: &{SECRET}", f"a: &{SECRET} 1\nb: &{SECRET} 2", f"api-key: !{SECRET}", f"api-key: !{SECRET}! a"],
+    ids=["value", "list", "key", "syntax", "foreign", "alias", "anchor", "anchors", "tag", "tag-handle"],
 )  # fmt: skip
 def test_no_secret_of_the_file_is_told(
     served: list[Served], file: Path, capsys: pytest.CaptureFixture[str], text: str
@@ -197,6 +209,11 @@ def test_no_secret_of_the_file_is_told(
     assert str(file) in captured.err
     assert SECRET not in captured.out + captured.err
     assert not served
+
+
+def test_no_more_than_the_limit_is_read_of_what_never_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--config", "/dev/zero"]) == 1
+    assert "it is larger than 1 MiB" in capsys.readouterr().err
 
 
 def test_the_same_file_serves_warmup_and_inspect(
