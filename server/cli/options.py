@@ -22,10 +22,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?|)b?", text.strip().lower())
     if match is None:
         raise ValueError("a size such as 2GiB or 512MiB")
-    size = int(float(match[1]) * (_SIZE_UNITS | _BINARY_UNITS)[match[2]])
+    size = float(match[1]) * (_SIZE_UNITS | _BINARY_UNITS)[match[2]]
     if size >= _INT_LIMIT:
         raise ValueError("a size below 8 EiB, such as 2GiB or 512MiB")
-    return size
+    return int(size)
 
 
 def parse_body_size(text: str) -> int:
@@ -77,9 +77,10 @@ def parse_int(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
+    value = parse_int(text) if text.isdecimal() else 0
+    if value == 0:
         raise ValueError("a whole number, 1 or more")
-    return int(text)
+    return value
 
 
 def parse_depth(text: str) -> str | int:
@@ -116,7 +117,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
+    if not text.isdecimal() or len(text) > 5 or int(text) > 65535:
         raise ValueError("0 to 65535 (0: any free port)")
     return int(text)
 

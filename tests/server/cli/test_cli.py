@@ -624,3 +624,21 @@ async def test_progress_is_told_in_lines_and_a_failed_start_is_raised(
         with pytest.raises(type(error)):
             await wait_with_progress(engine)
     assert capsys.readouterr().err == "loading weights: 100 %\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "told"),
+    [
+        ("serve", "--port", "0 to 65535 (0: any free port)"),
+        ("serve", "--max-running", "a whole number"),
+        ("serve", "--depth", "auto or a whole number"),
+        ("serve", "--kv-cache-memory", "a size below 8 EiB, such as 2GiB or 512MiB"),
+        ("serve", "--drain-seconds", "a number, 0 or more"),
+        ("chat", "--max-tokens", "a whole number"),
+    ],
+)
+def test_a_number_of_more_digits_than_python_reads_is_refused_as_others_are(
+    capsys: pytest.CaptureFixture[str], command: str, flag: str, told: str
+) -> None:
+    assert cli.main([command, flag, "9" * 5000]) == 1
+    assert capsys.readouterr().err == f"headway: {flag} is '{'9' * 200}...', it must be {told}\n"
