@@ -26,7 +26,12 @@ from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, bench
 from headway.server.cli.config_file import read_config_file
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
-from headway.server.cli.environment import remarks_on_services, warnings_of_unknown, without_services
+from headway.server.cli.environment import (
+    refuse_removed,
+    remarks_on_services,
+    warnings_of_unknown,
+    without_services,
+)
 from headway.server.cli.foreign_flags import UsageError, own_arguments
 from headway.server.cli.options import Option, Value, add_options, parse_switch
 from headway.server.cli.settings import Settings
@@ -137,13 +142,14 @@ def _with_config_file(settings: Settings) -> Settings:
 
 def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
-    program where it cannot be taken."""
+    program where it, or the environment, cannot be taken."""
     command = argv[0] if argv else ""
     if command not in FLAGS_OF_SERVERS:
         return argv, []
     known = _options(FLAGS_OF_SERVERS[command])
     flags = {f"--{option.flag}": option.parse is not parse_switch for option in known}
     try:
+        refuse_removed(os.environ)
         own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False, "--help-all": False})
     except UsageError as error:
         print(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from headway.server.cli.foreign_flags import INSTEAD, REMOVED
+from headway.server.cli.foreign_flags import INSTEAD, REMOVED, UsageError, refusal
 
 PREFIX = "HEADWAY_"
 # Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and
@@ -38,6 +38,14 @@ def remarks_on_services(environment: Mapping[str, str]) -> list[str]:
     return [line]
 
 
+def refuse_removed(environment: Mapping[str, str]) -> None:
+    """Raises UsageError for a variable of a flag that was removed."""
+    for name in sorted(environment):
+        flag = _flag(name)
+        if name.startswith(PREFIX) and flag in REMOVED:
+            raise UsageError(refusal(name, flag, ()))
+
+
 def warnings_of_unknown(environment: Mapping[str, str], known: Iterable[str]) -> list[str]:
     """Returns a line for each variable that is neither known nor Kubernetes' own."""
     known = set(known)
@@ -46,16 +54,17 @@ def warnings_of_unknown(environment: Mapping[str, str], known: Iterable[str]) ->
     return [f"{name} is ignored: there is no such variable{_hint(name, known)}" for name in unknown]
 
 
+def _flag(name: str) -> str:
+    return name.removeprefix(PREFIX).lower().replace("_", "-")
+
+
 def _is_of_a_service(name: str, value: str) -> bool:
     is_address = name.startswith(PREFIX) and name.endswith("_PORT") and "://" in value
     return is_address or _OF_A_SERVICE.fullmatch(name) is not None
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    flag = name.removeprefix(PREFIX).lower().replace("_", "-")
-    if flag in REMOVED:
-        return f"; it was removed: use {REMOVED[flag]}"
-    instead = INSTEAD.get(flag, "")
+    instead = INSTEAD.get(_flag(name), "")
     if re.fullmatch("--[a-z-]+", instead):
         return f"; use {PREFIX}{instead[2:].replace('-', '_').upper()}"
     names = [other.removeprefix(PREFIX) for other in known]

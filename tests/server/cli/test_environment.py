@@ -67,7 +67,6 @@ def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
         ("HEADWAY_APIKEY", "did you mean HEADWAY_API_KEY?"),
         ("HEADWAY_SERVED_MODEL_NAMES", "did you mean HEADWAY_SERVED_MODEL_NAME?"),
         ("HEADWAY_MAX_NUM_SEQS", "use HEADWAY_MAX_RUNNING"),
-        ("HEADWAY_DOWNLOAD_DIR", "it was removed: use the variable HF_HUB_CACHE"),
         ("HEADWAY_COLOUR", "`headway serve --help-all` names all in brackets"),
     ],
 )
@@ -85,3 +84,25 @@ def test_an_unknown_variable_is_named_with_the_nearest_one_and_without_its_value
     assert record.levelname == "WARNING"
     assert record.message == f"{variable} is ignored: there is no such variable; {hint}"
     assert len(served) == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "warmup", "inspect"])
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("HEADWAY_DOWNLOAD_DIR", "HEADWAY_DOWNLOAD_DIR was removed: use the variable HF_HUB_CACHE"),
+        ("HEADWAY_MAX_WAITING_TOKENS", "HEADWAY_MAX_WAITING_TOKENS was removed: use --max-waiting, a number of requests"),
+    ],
+)  # fmt: skip
+def test_the_variable_of_a_removed_flag_is_refused_as_the_flag_is(
+    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    command: str, variable: str, told: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(variable, SECRET)
+    with pytest.raises(SystemExit) as left:
+        cli.main([command])
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert told in error
+    assert SECRET not in error
+    assert not served
