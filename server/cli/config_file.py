@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from headway.engine import ConfigError
-from headway.server.cli.foreign_flags import is_harmless, refusal
+from headway.server.cli.foreign_flags import HARMLESS, is_harmless, refusal
 from headway.server.cli.options import CONFIG, Option
 from headway.server.cli.redaction import shortened
 
@@ -103,8 +103,12 @@ def _remark(line: str, key: str, value: yaml.Node, known: Collection[str]) -> st
     name = key.replace("_", "-")
     if name == CONFIG.flag:
         raise ConfigError(f"{line}: {key} names another file; write its keys here")
-    if not is_harmless(name, value.value if isinstance(value, yaml.ScalarNode) else ""):
-        raise ConfigError(f"{line}: {refusal(shortened(key), name, known)}")
+    if name in HARMLESS:
+        given = _text(f"{line}: {shortened(key)}", value, "true or false")
+    else:
+        given = value.value if isinstance(value, yaml.ScalarNode) else ""
+    if not is_harmless(name, given):
+        raise ConfigError(f"{line}: {refusal(shortened(key), name, known, given)}")
     return f"{line}: {shortened(key)} is taken and changes nothing"
 
 

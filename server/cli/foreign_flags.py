@@ -1,14 +1,17 @@
 """Flags that are not this version's: those of vLLM, SGLang and llama-server are taken where they change
 nothing, else refused with what to use; so are those that were removed.
 
-The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. No value is repeated: it may
-be a key.
+The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. Only values of switches are
+repeated: others may be keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+
+from headway.server.cli.options import parse_switch
+from headway.server.cli.redaction import shortened
 
 _MODEL = "the model without a flag: headway serve MODEL"
 _DEVICES = "one server for each GPU: CUDA_VISIBLE_DEVICES=0 headway serve, behind a load balancer"
@@ -82,6 +85,8 @@ HARMLESS = frozenset((
     "log-disable", "no-warmup", "cache-prompt", "webui", "ui", "no-ui", "swa-full", "no-kv-offload", "kv-offload", "perf", "no-perf", "props",
     "no-trust-remote-code", "enable-expert-parallel", "enable-log-outputs", "disable-log-outputs", "enable-request-id-headers", "O0", "O1", "O2", "O3",
 ))  # fmt: skip
+# Of these, those that would change something by false, and what to use for that.
+OFF_INSTEAD = dict.fromkeys(("enable-prefix-caching", "cache-prompt"), "--no-prefix-caching")
 HARMLESS_WITH_VALUE = frozenset((
     "tokenizer-mode", "swap-space", "cpu-offload-gb", "guided-decoding-backend", "structured-outputs-config", "grammar-backend", "attention-backend",
     "sampling-backend", "distributed-executor-backend", "schedule-policy", "scheduling-policy", "schedule-conservativeness", "cuda-graph-max-bs", "max-log-len",
@@ -89,7 +94,7 @@ HARMLESS_WITH_VALUE = frozenset((
     "decode-log-interval", "chat-template-content-format", "prio", "numa", "split-mode", "sm", "main-gpu", "mg", "max-logprobs", "O", "cache-ram",
     "prefix-caching-hash-algo",
 ))  # fmt: skip
-OPTIONAL_VALUES = dict.fromkeys(HARMLESS, ("true", "True")) | dict.fromkeys(
+OPTIONAL_VALUES = dict.fromkeys(HARMLESS, ("true", "True", "false", "False")) | dict.fromkeys(
     ("flash-attn", "fa"), ("on", "off", "auto")
 )
 
@@ -127,7 +132,7 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
             )
             given = value if equals else left.pop(0) if is_value else None
             if not is_harmless(name, given):
-                raise UsageError(refusal(flag, name, flags))
+                raise UsageError(refusal(flag, name, flags, given))
             remarks.append(f"{flag} is taken and changes nothing")
     if num_plain > 1:
         raise UsageError(
@@ -141,13 +146,23 @@ def is_harmless(name: str, value: str | None) -> bool:
     if name in ONE_OF_SOME:
         return value in ONE_OF_SOME[name]
     if name in HARMLESS:
-        return value is None or value in OPTIONAL_VALUES.get(name, ())
+        try:
+            return value is None or parse_switch(value) or name not in OFF_INSTEAD
+        except ValueError:
+            return value in OPTIONAL_VALUES[name]
     return name in HARMLESS_WITH_VALUE
 
 
-def refusal(flag: str, name: str, flags: Collection[str]) -> str:
+def refusal(flag: str, name: str, flags: Collection[str], value: str | None = None) -> str:
     """Returns what is wrong with a flag that is not one of these, and what to use. name: without dashes, with
     - between words."""
+    if name in HARMLESS:
+        accepted = (
+            f"true is accepted; use {OFF_INSTEAD[name]}"
+            if name in OFF_INSTEAD
+            else "true or false is accepted"
+        )
+        return f"{flag} is {shortened(value or '')!r}, only {accepted}"
     if name in REMOVED:
         return f"{flag} was removed: use {REMOVED[name]}"
     if name in INSTEAD:

@@ -4,6 +4,7 @@ option's default."""
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,12 +36,15 @@ class Settings:
 
     def name_the_source(self, error: ConfigError, options: Iterable[Option]) -> ConfigError:
         """Returns a complaint about a flag that was not typed with the variable, or the key of the file, that
-        set it."""
-        for option in options:
-            given, flag = self._given(option), f"--{option.flag} "
-            if given is not None and given[0] != flag.strip() and flag in str(error):
-                return ConfigError(str(error).replace(flag, f"{given[0]} "))
-        return error
+        set it. Flags that a remedy names stay as they are."""
+        given = {f"--{option.flag}": self._given(option) for option in options}
+        sources = {flag: value[0] for flag, value in given.items() if value is not None and value[0] != flag}
+        text = str(error)
+        first = re.search("--[a-z-]+(?= is )", text)
+        if first is not None and first[0] in sources:
+            return ConfigError(text.replace(first[0], sources[first[0]], 1))
+        told = [source for flag, source in sources.items() if re.search(f"{flag}(?![a-z-])", text)]
+        return ConfigError(f"{text} (set by {' and '.join(told)})") if told else error
 
     def _given(self, option: Option) -> tuple[str, list[str]] | None:
         """Returns the source, as errors name it, and the texts that it has."""

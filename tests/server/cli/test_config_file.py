@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine import EngineConfig
+from headway.engine import ConfigError, EngineConfig
 from headway.server import cli
 from headway.server.base.config import ModelSource, ServerConfig
 from headway.server.cli import serve, warmup
@@ -112,12 +112,12 @@ def test_keys_of_other_servers_that_change_nothing_are_taken_with_a_word(
     served: list[Served], file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text(
-        "trust-remote-code: true\ncompilation-config: {level: 3}\ntensor_parallel_size: 1\nport: 7"
+        "trust-remote-code: true\ncompilation-config: {level: 3}\ntensor_parallel_size: 1\nenforce-eager: false\nport: 7"
     )
     with caplog.at_level(logging.INFO, "headway.server"):
         assert cli.main(["serve", "--config", str(file)]) == 0
     assert [server.port for server, _, _ in served] == [7]
-    keys = ("trust-remote-code", "compilation-config", "tensor_parallel_size")
+    keys = ("trust-remote-code", "compilation-config", "tensor_parallel_size", "enforce-eager")
     assert caplog.messages == [
         f"{file}, line {line}: {key} is taken and changes nothing" for line, key in enumerate(keys, start=1)
     ]
@@ -148,7 +148,9 @@ def test_keys_of_other_servers_that_change_nothing_are_taken_with_a_word(
         ("host: ::1\nmax_running: 0", 2, "max_running is 0, it must be 1 to 4096"),
         ("max-depth: 1\nmax_depth: 2", 2, "max_depth is given a second time; leave one out"),
         ("max-num-seqs: 3", 1, "max-num-seqs is a flag of other servers: use --max-running"),
-        ("enforce-eager: false", 1, "there is no enforce-eager; --help-all names all flags"),
+        ("enforce-eager: maybe", 1, "enforce-eager is 'maybe', only true or false is accepted"),
+        ("enforce-eager: [true]", 1, "enforce-eager is a list, it must be true or false"),
+        ("cache_prompt: no", 1, "cache_prompt is 'no', only true is accepted; use --no-prefix-caching"),
         ("download_dir: /d", 1, "download_dir was removed: use the variable HF_HUB_CACHE"),
         ("max-runing: 3", 1, "there is no max-runing; did you mean max-running?"),
         ("config: other.yaml", 1, "config names another file; write its keys here"),
@@ -209,6 +211,31 @@ def test_no_secret_of_the_file_is_told(
     assert str(file) in captured.err
     assert SECRET not in captured.out + captured.err
     assert not served
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint", "told"),
+    [
+        ("max-running: 9", "--max-running is 9, it needs more memory; lower --max-running to 5",
+         "{file}, line 1: max-running is 9, it needs more memory; lower --max-running to 5"),
+        ("depth: 0", "--require-speculation is set, but --depth is 0",
+         "--require-speculation is set, but --depth is 0 (set by {file}, line 1: depth)"),
+        ("tls-cert: /c\ntls-key: /k", "--tls-cert and --tls-key come together",
+         "--tls-cert and --tls-key come together (set by {file}, line 1: tls-cert and {file}, line 2: tls-key)"),
+        ("depth: 0", "--max-depth has no use", "--max-depth has no use"),
+    ],
+    ids=["value", "cause", "two", "another"],
+)  # fmt: skip
+def test_a_complaint_of_the_start_names_the_key_and_leaves_its_remedy(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, complaint: str, told: str
+) -> None:  # fmt: skip
+    def refuse(*_: object) -> int:
+        raise ConfigError(complaint)
+
+    file.write_text(text)
+    monkeypatch.setattr(serve, "serve", refuse)
+    assert cli.main(["serve", "--config", str(file)]) == 1
+    assert capsys.readouterr().err == f"headway: {told.format(file=file)}\n"
 
 
 def test_no_more_than_the_limit_is_read_of_what_never_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSou
         ("--attention-backend flashinfer --schedule-policy=lpm ORG/NAME --port 7", ["--attention-backend", "--schedule-policy"]),
         ("--jinja -fa on ORG/NAME --flash-attn -cb --port 7", ["--jinja", "-fa", "--flash-attn", "-cb"]),
         ("--kv-cache-dtype auto --task generate ORG/NAME --port 7", ["--kv-cache-dtype", "--task"]),
-        ("--trust-remote-code true --enable-prefix-caching=True ORG/NAME --port 7", ["--trust-remote-code", "--enable-prefix-caching"]),
+        ("--trust-remote-code true --enable-prefix-caching=True ORG/NAME --mlock False --perf=off --port 7",
+         ["--trust-remote-code", "--enable-prefix-caching", "--mlock", "--perf"]),
         ("ORG/NAME -O3 --api-server-count 1 --chat-template-content-format auto --no-ui --numa distribute --reasoning-budget -1 --port 7",
          ["-O3", "--api-server-count", "--chat-template-content-format", "--no-ui", "--numa", "--reasoning-budget"]),
     ],
@@ -63,7 +64,8 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         ("--tensor-parallel-size 2", "one server for each GPU"),
         ("--kv-cache-dtype fp8", "the KV cache has the model's precision"),
         ("--task embed", "texts are generated"),
-        ("--enable-prefix-caching=false", "did you mean --no-prefix-caching?"),
+        ("--enable-prefix-caching=false", "is 'false', only true is accepted; use --no-prefix-caching"),
+        ("--enforce-eager=maybe", "is 'maybe', only true or false is accepted"),
         ("--reasoning-budget 0", "use thinking_budget_tokens in requests"),
         ("--repeat-penalty 1.1", "use repetition_penalty in requests"),
         ("--api-server-count 4", "one process for HTTP"),
@@ -99,7 +101,11 @@ def test_other_flags_are_refused_with_what_to_use_and_without_their_values(
 
 def test_what_is_to_be_used_exists_and_no_flag_is_in_two_tables() -> None:
     instead = {**foreign_flags.INSTEAD, **foreign_flags.REMOVED}
-    flags = {flag for text in instead.values() for flag in re.findall(r"--[a-z-]+", text)}
+    flags = {
+        flag
+        for text in (*instead.values(), *foreign_flags.OFF_INSTEAD.values())
+        for flag in re.findall(r"--[a-z-]+", text)
+    }
     assert len(flags) > 20
     assert flags <= OURS
     refused, harmless = (
@@ -110,5 +116,6 @@ def test_what_is_to_be_used_exists_and_no_flag_is_in_two_tables() -> None:
     assert instead.keys().isdisjoint(foreign_flags.NOT_SERVED)
     assert foreign_flags.HARMLESS.isdisjoint(foreign_flags.HARMLESS_WITH_VALUE)
     assert refused.isdisjoint(harmless)
+    assert foreign_flags.OFF_INSTEAD.keys() <= foreign_flags.HARMLESS
     assert foreign_flags.ONE_OF_SOME.keys() <= refused
     assert {f"--{name}" for name in refused | harmless}.isdisjoint(OURS)
