@@ -269,7 +269,8 @@ SCHEDULING = [
     Option("block-size", parse_int, 16, "tokens a KV cache block", is_for_few=True),
     Option("kv-cache-memory", parse_size, None, "size of the KV cache, such as 2GiB (default: what fits)", "SIZE"),
     Option(
-        "prefill-chunk", parse_int, None, "prompt tokens computed between two rounds; default 512, up to 1024 on a fast GPU, fewer for large models on a CPU"
+        "prefill-chunk", parse_int, None, "prompt tokens computed between two rounds; default at most 512 on a CPU, fewer for large models; on a GPU 512 to 1024 while "
+        "requests decode, and up to 8192 while none does"
     ),
     Option("no-prefix-caching", parse_switch, False, "compute every prompt from its start"),
 ]  # fmt: skip
