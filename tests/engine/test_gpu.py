@@ -380,7 +380,9 @@ def test_products_whose_weights_stream_give_the_same_probabilities(
         assert any(a != b for a, b in found), "both took the same kernels"
 
 
-@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"]
+)
 def test_fused_products_give_the_same_probabilities(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
