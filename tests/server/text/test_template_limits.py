@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from headway_testing import chat_templates, tiny_tokenizers
-from headway_testing.chat_templates import CODER, GEMMA, LLAMA, MISTRAL, NEMO, QWEN, QWEN_STRICT
+from headway_testing.chat_templates import CODER, GEMMA, GEMMA3, LLAMA, MISTRAL, NEMO, QWEN, QWEN_STRICT
 from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine
 from headway_testing.in_process_chat import InProcessChat
@@ -60,6 +60,8 @@ CASES: dict[str, tuple[str, list[Message], list[tuple[str, str, str]]]] = {
     "late-system-that-is-taken": (QWEN, [FIRST, ASKED, ANSWERED, LATE, MORE],
         [("system", "s1", ""), ("user", "q1", ""), ("assistant", "a1", ""), ("system", "s2", ""), ("user", "q2", "")]),
     "no-system": (GEMMA, [FIRST, ASKED, ANSWERED, MORE], [("user", "s1\nq1", ""), ("assistant", "a1", ""), ("user", "q2", "")]),
+    "systems-of-gemma-3": (GEMMA3, [FIRST, LATE, ASKED, MORE, ANSWERED, MORE],
+        [("system", "s1\ns2", ""), ("user", "q1\nq2", ""), ("assistant", "a1", ""), ("user", "q2", "")]),
     "question-behind-results": (NEMO, [ASKED, calling(("c1", "f", "{}")), result("c1", "r1"), MORE, ANSWERED, said("user", "q3")],
         [("user", "q1", ""), ("assistant", "", "f"), ("tool", "r1\nq2", ""), ("assistant", "a1", ""), ("user", "q3", "")]),
     "question-behind-results-that-is-taken": (QWEN, [ASKED, calling(("c1", "f", "{}")), result("c1", "r1"), MORE],
@@ -206,6 +208,7 @@ LIMITS = {
     "mistral": (MISTRAL, TemplateLimits(several_systems=False, late_system=False)),
     "nemo": (NEMO, TemplateLimits(repeated_roles=False, users_behind_results=False)),
     "gemma": (GEMMA, TemplateLimits(system=False, several_systems=False, late_system=False, repeated_roles=False)),
+    "gemma-3": (GEMMA3, TemplateLimits(several_systems=False, late_system=False, repeated_roles=False)),
     "always-refuses": ("{{ raise_exception('no') }}", TemplateLimits()),
 }  # fmt: skip
 

@@ -184,6 +184,17 @@ GEMMA = """\
     {%- endif %}{{ '<|im_start|>' + message.role + '\n' + message.content | trim + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# As Gemma 3: a system at the beginning goes before the first question; the user and the model take turns.
+GEMMA3 = """\
+{{- bos_token }}{% set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- for message in (messages[1:] if system else messages) %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
+    {%- if loop.first and system %}{{ system + '\n\n' }}{% endif %}
+    {{- message.content | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
 TEMPLATES = {"qwen": QWEN, "coder": CODER, "llama": LLAMA, "mistral": MISTRAL, "documents": DOCUMENTS}
 
 SPECIAL = [
