@@ -23,9 +23,9 @@ from headway.engine.state.memory import CUDA_KV_CACHE_SHARE
 from headway.engine.state.specs import row_bytes
 
 WEIGHTS_A_THREAD = 10_000_000
-CPU_STEP_FLOP = 5e10  # about one second of two slow cores
+CPU_STEP_FLOP = 3.85e10  # about one second of two slow cores
 # Of one multiprocessor. On an H200 about a thirtieth of a second, and a fifth while no stream waits.
-MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.25e11, 1e12
+MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.17e11, 9.36e11
 MAX_CUDA_CHUNK = 1024
 MAX_STATE_SHARE = 0.25  # of the memory that weights leave, for the recurrent state of all rows
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192

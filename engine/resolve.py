@@ -138,7 +138,9 @@ def resolve(
     with noted():
         check_logits_processors(config, outline, left)
     layers, of_drafter = outline.model.state(config.depth + 1), drafter_state(config, models)
-    parts = _divide(config, outline, (*layers, *draft_layers, of_drafter), left, noted)
+    # A head that config.json announces may be missing, which only the weights tell.
+    kept = (*layers, *draft_layers, of_drafter) if outline.counts_weights else layers
+    parts = _divide(config, outline, kept, left, noted)
     return Resolved(
         msgspec.structs.replace(config, max_model_len=parts.max_model_len),
         outline,

@@ -40,7 +40,9 @@ class Costs:
     most_screened_rows: int
     draft_layer_bytes: int  # of the linear layers of one draft layer as drafts take them; 0 without one
     num_draft_layers: int
-    kv_bytes: int  # keys and values of one token in all layers of the trunk
+    cache_bytes: Callable[
+        [float], float
+    ]  # keys and values that are read of a row, by its context, in the trunk
     draft_kv_bytes: int  # likewise in one draft layer; 0 without one
     state_bytes: int  # of a row in all recurrent layers, without what they keep of a round's window
     num_weights: int  # of the trunk's linear layers that a token meets, the output layer excluded
@@ -55,7 +57,7 @@ class Costs:
         num_drafts = depth if self.num_draft_layers > 0 else 0
         passes = max(num_drafts, self.num_draft_layers) if num_drafts > 0 else 0
         drafts = passes * self.draft_layer_bytes + num_drafts * output_bytes
-        cache = batch * context * (self.kv_bytes + passes * self.draft_kv_bytes)
+        cache = batch * (self.cache_bytes(context) + context * passes * self.draft_kv_bytes)
         return self.trunk_bytes + drafts + cache + self.moved_state_bytes(batch)
 
     def moved_state_bytes(self, batch: int) -> int:
@@ -92,7 +94,7 @@ def costs_of(
         most_screened_rows=most_screened_rows(lm_head.shape[1]) if draft_lm_head == "int4" else 0,
         draft_layer_bytes=draft_bytes // max(num_draft_layers, 1),
         num_draft_layers=num_draft_layers,
-        kv_bytes=block_bytes(kept, 1),
+        cache_bytes=model.cache_bytes,
         draft_kv_bytes=draft_kv_bytes,
         state_bytes=row_bytes(kept),
         num_weights=work.active_weights,

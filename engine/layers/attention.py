@@ -10,7 +10,7 @@ from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import AttentionSpec
-from headway.engine.state.specs import LayerState, PagedSpec
+from headway.engine.state.specs import LayerState, PagedSpec, block_bytes
 from headway.kernels import (
     Activation,
     HeadNorms,
@@ -80,7 +80,17 @@ class Attention:
 
     def prompt_flop(self, length: int) -> float:
         """Returns two operations for each dimension of queries and of values, for each pair of tokens."""
-        return 2 * self._spec.num_heads * self._spec.head_dim * length**2
+        seen = self._seen(length)
+        return 2 * self._spec.num_heads * self._spec.head_dim * seen * (2 * length - seen)
+
+    def cache_bytes(self, context: float) -> float:
+        """See Mixer."""
+        return self._seen(context) * block_bytes((self.state(0),), 1)
+
+    def _seen(self, context: float) -> float:
+        """Returns the tokens that the last one attends to."""
+        window = self._spec.sliding_window
+        return context if window is None else min(context, window)
 
     def state(self, max_window: int) -> tuple[PagedSpec, ...]:
         """Declares what is kept of each token: a key and a value."""

@@ -92,6 +92,10 @@ class CausalLM:
         """Returns the operations of the layers for a prompt of that length beside those of `work`."""
         return sum(layer.mixer.prompt_flop(length) for layer in self.layers)
 
+    def cache_bytes(self, context: float) -> float:
+        """Returns the bytes of keys and values that a round reads of a row with that many tokens."""
+        return sum(layer.mixer.cache_bytes(context) for layer in self.layers)
+
     def forward(self, inputs: ForwardInputs, pool: StatePool, taps: Sequence[int] = ()) -> TargetStates:
         """Runs all layers.
 

@@ -56,6 +56,10 @@ class Mixer(Protocol):
         """Returns the operations for a prompt of that length beside those of `work`."""
         ...
 
+    def cache_bytes(self, context: float) -> float:
+        """Returns the bytes of paged state that a round reads of a row with that many tokens."""
+        ...
+
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
         """x: [tokens, hidden], for `input`. Returns [tokens, in of `output`], which `output` is to
         multiply."""

@@ -100,6 +100,10 @@ class DeltaNet:
         of_piece = (3 * key_dim + 2 * value_dim) * min(length, DELTA_NET_GRID)
         return self._spec.num_value_heads * (of_state + of_piece) * length
 
+    def cache_bytes(self, context: float) -> float:
+        """Returns 0: no state is kept by token."""
+        return 0.0
+
     def state(self, max_window: int) -> tuple[RowSpec, ...]:
         """Declares what is kept of each row."""
         spec, rule = self._spec, self._rule

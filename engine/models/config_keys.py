@@ -287,12 +287,18 @@ class _Reader:
                 values[name] = msgspec.convert(value, field.type)
             except msgspec.ValidationError:
                 raise self._wrong(name, value, wanted) from None
-            is_in_range = limit is None or value is None or (isinstance(value, int) and 1 <= value <= limit)
+            # A window may have any size where no layer has one, which all keys together tell.
+            is_free = limit is None or value is None or name == "sliding_window"
+            is_in_range = is_free or (isinstance(value, int) and 1 <= value <= (limit or 0))
             is_finite = not isinstance(value, float) or math.isfinite(value)
             is_strict = field.type not in (float, float | None) or not isinstance(value, int)
             if not (is_in_range and is_finite and is_strict):
                 raise self._wrong(name, value, wanted)
-        return msgspec.convert(values, kind)
+        keys = msgspec.convert(values, kind)
+        most = SIZE_LIMITS["sliding_window"]
+        if keys.window is not None and not 1 <= keys.window <= most:
+            raise self._wrong("sliding_window", keys.window, f"a positive integer up to {most:,}")
+        return keys
 
     def layer_types(self, keys: DecoderKeys) -> list[str]:
         """Returns the name that config.json gives to the type of every layer, or the family's default."""

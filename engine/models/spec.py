@@ -5,6 +5,7 @@ Imports no torch: the API process reads them, too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -189,6 +190,16 @@ class ModelSpec:
 
     def check_computed(self) -> None:
         """Raises ModelError for what the layers do not compute."""
+        for attention in self.attentions:
+            if attention.sliding_window is not None and attention.sliding_window < 1:
+                raise ModelError(
+                    f"{self.architecture} has a sliding window of {attention.sliding_window} tokens; it must be 1 or more"
+                )
+        for cap in (self.logit_soft_cap, *(attention.soft_cap for attention in self.attentions)):
+            if not 0 <= cap < math.inf:
+                raise ModelError(
+                    f"{self.architecture} has a soft cap of {cap}; it must be 0, for none, or more"
+                )
         for layer in self.layers:
             if isinstance(layer.mixer, DeltaNetSpec) and layer.mixer.norm.unit_offset:
                 raise ModelError(

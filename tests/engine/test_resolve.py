@@ -70,6 +70,21 @@ def test_before_the_weights_are_loaded_their_formats_take_no_memory() -> None:
         resolve(EngineConfig(model_path=""), replace(early, counts_weights=True))
 
 
+def test_a_head_that_may_be_missing_cuts_no_context_before_the_weights_are_loaded() -> None:
+    """config.json announces it, and only the weights tell whether it is there."""
+    measures = {"device": "cpu", "dtype": torch.float32, "available": 4_000_000_000}
+    announced, headless = (
+        replace(outline(has_draft_head=has_head, **measures), counts_weights=False)
+        for has_head in (True, False)
+    )
+    tight = EngineConfig(model_path="", depth=3, drafter="mtp", kv_cache_memory_bytes=200_000_000)
+    assert (
+        resolve(tight, announced).max_model_len
+        == resolve(msgspec.structs.replace(tight, drafter="ngram"), headless).max_model_len
+        > resolve(tight, outline(has_draft_head=True, **measures)).max_model_len
+    )
+
+
 def test_an_inspection_goes_on_after_a_check_that_fails() -> None:
     config = EngineConfig(model_path="", deterministic=True, fast_math=True, kv_cache_memory_bytes=1)
     errors: list[str] = []

@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,21 @@ def test_hybrids_move_the_weights_states_and_caches_that_were_published(
     embedding = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     assert (costs.trunk_bytes / 2 + embedding) / 1e9 == pytest.approx(billions, rel=3e-3)
     assert costs.state_bytes / 1e6 == pytest.approx(state_megabytes, rel=5e-3)
-    assert costs.kv_bytes == token_kilobytes * 1024
+    assert costs.cache_bytes(1) == token_kilobytes * 1024
     plain = costs.round_bytes(batch=1, depth=0, context=0)
     assert costs.round_bytes(batch=3, depth=0, context=0) - plain == 2 * 2 * costs.state_bytes
+
+
+def test_a_window_bounds_what_is_read_and_computed() -> None:
+    whole = read_model_spec(SHAPES / "mimo-0.5b")
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, sliding_window=1024)) for layer in whole.layers)
+    costs, windowed = (
+        costs_by(spec, torch.bfloat16, has_draft_head=False)
+        for spec in (whole, replace(whole, layers=layers))
+    )
+    assert windowed.cache_bytes(32_768) == windowed.cache_bytes(1024) == costs.cache_bytes(1024)
+    assert windowed.prompt_flop(1024) == costs.prompt_flop(1024)
+    assert costs.prompt_flop(2048) * 3 / 4 == windowed.prompt_flop(2048)
 
 
 def test_a_round_with_drafts_reads_every_mtp_layer_once_and_then_the_last_again(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_layers_from_max_window_layers_on_slide(tmp_path: Path) -> None:
     "changes",
     [
         {"use_sliding_window": False, "sliding_window": 64},
+        {"use_sliding_window": False, "sliding_window": 0},
         {"use_sliding_window": True, "sliding_window": None},
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3},
         {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 3},
@@ -107,6 +108,7 @@ def test_layers_from_max_window_layers_on_slide(tmp_path: Path) -> None:
     ],
     ids=[
         "window-off",
+        "window-of-0-off",
         "no-window",
         "no-layer-slides",
         "no-type-slides",

@@ -153,3 +153,18 @@ def test_every_kind_of_spec_has_its_case() -> None:
         return own.union(*map(kinds, inner))
 
     assert kinds(BASE) | {LinearRopeScaling, YarnRopeScaling} == {type(case[0]) for case in CASES}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (of_last_layer(replace(LAYER, mixer=replace(ATTENTION, sliding_window=0))), "sliding window of 0"),
+        (of_last_layer(replace(LAYER, mixer=replace(ATTENTION, sliding_window=-1))), "sliding window of -1"),
+        (of_last_layer(replace(LAYER, mixer=replace(ATTENTION, soft_cap=-30.0))), "soft cap of -30"),
+        (replace(BASE, logit_soft_cap=-1.0), "soft cap of -1"),
+        (replace(BASE, logit_soft_cap=float("nan")), "soft cap of nan"),
+    ],
+)
+def test_a_value_that_nothing_computes_is_refused(spec: ModelSpec, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        spec.check_computed()

@@ -43,6 +43,9 @@ class RunningSum:
     def prompt_flop(self, length: int) -> float:
         return 2 * NUM_CHANNELS * length
 
+    def cache_bytes(self, context: float) -> float:
+        return 0.0
+
     def state(self, max_window: int) -> tuple[StateSpec, ...]:
         return (
             RowSpec("sum", (NUM_CHANNELS,), self.dtype),
