@@ -166,9 +166,10 @@ def by_name(models: ModelPair, names: WeightNames) -> dict[str, torch.Tensor]:
     return {names.of(path): tensor for path, tensor in models.tensors().items()}
 
 
-def parameter_counts(models: ModelPair) -> tuple[int, int]:
-    """Returns (number of parameters, their size in bytes)."""
-    tensors = models.outline().tensors().values()
+def parameter_counts(outline: ModelPair) -> tuple[int, int]:
+    """Returns (number of parameters, their size in bytes). outline: models without memory; loaded ones may
+    have given up weights for other formats."""
+    tensors = outline.tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
 

@@ -288,8 +288,12 @@ class _Reader:
             except msgspec.ValidationError:
                 raise self._wrong(name, value, wanted) from None
             # A window may have any size where no layer has one, which all keys together tell.
-            is_free = limit is None or value is None or name == "sliding_window"
-            is_in_range = is_free or (isinstance(value, int) and 1 <= value <= (limit or 0))
+            is_in_range = (
+                limit is None
+                or value is None
+                or name == "sliding_window"
+                or (isinstance(value, int) and 1 <= value <= limit)
+            )
             is_finite = not isinstance(value, float) or math.isfinite(value)
             is_strict = field.type not in (float, float | None) or not isinstance(value, int)
             if not (is_in_range and is_finite and is_strict):
