@@ -12,7 +12,7 @@ import torch
 
 from headway.kernels.attention._checks import score_factors
 from headway.kernels.attention._hopper_attention_kernel import _OPTIONS, _streamed_attention_kernel
-from headway.kernels.attention.dispatch import GROUP_TILES, QUAD_TILES, packed_heads
+from headway.kernels.attention.dispatch import GROUP_TILES, QUAD_TILES, packed_heads, split_kv_tile
 from headway.kernels.linear._hopper_core import has_bulk_copies
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import (
@@ -25,10 +25,9 @@ from headway.kernels.types._score_rule import ScoreRule
 
 # Of a program, queries times heads; a warpgroup has half of them.
 ROWS = 128
-TILE = 128
 _STAGES = 2
 _TYPES = (torch.bfloat16, torch.float16)
-_HEAD_DIMS = (64, 128)
+_HEAD_DIMS = (64, 128, 256)
 # Columns of 16-bit numbers that lie side by side in shared memory.
 _PIECE = 64
 # Registers of a thread of the second warpgroup and of the copying warp, whose three companions only take
@@ -41,7 +40,9 @@ def streams_attention(
 ) -> bool:
     """Returns whether these kernels compute such a query: by the device, types, the head's size, whether TMA
     can copy the caches, and whether the first tile of keys has the first that is seen."""
-    if not has_bulk_copies(query) or rule.first_position >= TILE:
+    if not has_bulk_copies(query) or rule.first_position >= split_kv_tile(
+        query.shape[-1], query.element_size()
+    ):
         return False
     block_size = key_cache.shape[1]
     has_shape = query.shape[-1] in _HEAD_DIMS and block_size >= 8 and block_size & (block_size - 1) == 0
@@ -118,21 +119,22 @@ def _launch(
     gqa_group_size = q_heads // key_cache.shape[2]
     packed = packed_heads(gqa_group_size)
     heads = q_heads // packed
-    box = [1, min(block_size, TILE), 1, _PIECE]
+    tile = split_kv_tile(head_dim, query.element_size())
+    box = [1, min(block_size, tile), 1, _PIECE]
     layout = gl.NVMMASharedLayout(128, 16, rank=len(box))
     descriptors = (
         TensorDescriptor(cache, list(cache.shape), list(cache.stride()), box, layout)
         for cache in (key_cache, value_cache)
     )
     num_programs = min(heads * most_tiles, multiprocessors(query.device))
-    is_long = max_blocks * block_size > GROUP_TILES * TILE
-    totals = torch.empty(
-        num_programs * ROWS * head_dim if is_long else 1, dtype=torch.float32, device=query.device
-    )
+    is_wide = head_dim > _PIECE * 2
+    is_long = max_blocks * block_size > (QUAD_TILES if is_wide else GROUP_TILES) * tile
+    num_sums = num_programs * ROWS * head_dim * (1 + is_wide)
+    stored_sums = torch.empty(num_sums if is_long else 1, dtype=torch.float32, device=query.device)
     _streamed_attention_kernel[(num_programs,)](
-        *descriptors, query, block_table, *chunks, totals, out, num_chunks, window, max_blocks, rule.first_position,
+        *descriptors, query, block_table, *chunks, stored_sums, out, num_chunks, window, max_blocks, rule.first_position,
         *score_factors(rule), *query.stride()[:2], block_table.stride(0), *out.stride()[:2],
         HEADS=heads, GQA_GROUP_SIZE=gqa_group_size, PACKED=packed, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        CHUNKS=most_chunks, QUERIES=ROWS // packed, TILE=TILE, QUAD=QUAD_TILES, GROUP=GROUP_TILES, PIECE=_PIECE, STAGES=_STAGES,
+        CHUNKS=most_chunks, QUERIES=ROWS // packed, TILE=tile, QUAD=QUAD_TILES, GROUP=GROUP_TILES, PIECE=_PIECE, STAGES=_STAGES,
         REGISTERS=_REGISTERS, num_warps=4, **_OPTIONS,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 values for both.
 
 A warpgroup has the sums of a tile and of a quad of tiles in registers, of a group in shared memory, of all
-before in memory.
+before in memory. Where heads are wide, those of a group are in memory, too, and a tile's are folded into the
+quad's piece after piece: there is no room for more.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from headway.kernels.attention._hopper_attention_tiles import (
     attend_values,
     cap,
     fold,
+    fold_into_stored,
+    fold_last,
+    fold_values,
     load_group,
-    load_total,
     mask,
     no_keys,
     score,
     store_group,
-    store_total,
+    store_sums,
+    unhoisted,
     weigh,
 )
 from headway.kernels.attention._key_tiles import OPTIONS
@@ -88,11 +92,20 @@ def _step(
     k_stage, k_parity = k_turn
     v_stage, v_parity = v_turn
     hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
-    tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
-    hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
-    hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
-    scores = score(q, keys.index(k_stage), is_async=True)
-    quad = fold(quad, (tile_m, tile_l, tile_accs))
+    if PIECES > 2:
+        # Before any product, for the compiler would put off folding across a wait.
+        hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
+        quad, last_piece, of_last = fold_values(quad, tile, values.index(v_stage), ones)
+        scores = score(q, keys.index(k_stage), is_async=True)
+        product, _weights = hopper.warpgroup_mma_wait(num_outstanding=1, deps=last_piece)
+        hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
+        quad = fold_last(quad, product, of_last)
+    else:
+        tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
+        hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
+        hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
+        scores = score(q, keys.index(k_stage), is_async=True)
+        quad = fold(quad, (tile_m, tile_l, tile_accs))
     scores = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[scores])
     hopper.mbarrier.arrive(k_empty.index(k_stage), count=1)
     scores = cap(scores, slope)
@@ -148,18 +161,45 @@ def _add_last(
     if end % TILE > 0:
         _clear_tail(values.index(v_stage), end % TILE, cleared, parity, PART, PIECES)
         parity ^= 1
-    weights, tile_m = tile
-    tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
+    if PIECES > 2:
+        quad, last_piece, of_last = fold_values(quad, tile, values.index(v_stage), ones)
+        product, _weights = hopper.warpgroup_mma_wait(num_outstanding=0, deps=last_piece)
+        quad = fold_last(quad, product, of_last)
+    else:
+        weights, tile_m = tile
+        tile_l, tile_accs = attend_values(weights, values.index(v_stage), ones, PIECES)
+        quad = fold(quad, (tile_m, tile_l, tile_accs))
     hopper.mbarrier.arrive(v_empty.index(v_stage), count=1)
-    quad = fold(quad, (tile_m, tile_l, tile_accs))
     return quad, (k_turn, next_turn(v_turn, STAGES)), parity
+
+
+@gluon_jit_once_for()
+def _rows_of(
+    tensor: gl.tuple,  # (pointer, strides of tokens and heads)
+    first: gl.tensor,
+    place: gl.tensor,
+    length: gl.tensor,
+    head: gl.tensor,
+    ROWS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    PACKED: gl.constexpr,
+    layout: gl.constexpr,
+) -> gl.tuple:
+    """(pointers to the ROWS rows of a warpgroup from a place of the chunk on, PACKED heads of a query side by
+    side; whether their queries exist). first: the chunk's first token."""
+    ptr, token_stride, head_stride = tensor
+    row = unhoisted(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)))
+    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
+    place += row // PACKED
+    offsets = (first + place) * token_stride + (head + row % PACKED) * head_stride
+    return ptr + gl.expand_dims(offsets, 1) + gl.expand_dims(column, 0), gl.expand_dims(place < length, 1)
 
 
 @gluon_jit_once_for()
 def _attend(
     cells: gl.shared_memory_descriptor,  # [ROWS, HEAD_DIM], the warpgroup's own
     group: gl.shared_memory_descriptor,  # [PIECES * ROWS, PIECE] float32, likewise
-    total_ptr: gl.tensor,  # [2, PIECES, ROWS, PIECE] float32, the program's own
+    stored_ptr: gl.tensor,  # [2, 1 or 2, PIECES, ROWS, PIECE] float32, the program's own: totals, and wide heads' groups
     ring: gl.tuple,
     ones: gl.shared_memory_descriptor,
     cleared: gl.shared_memory_descriptor,  # a barrier of both warpgroups
@@ -181,24 +221,19 @@ def _attend(
 ) -> None:
     """Runs the work of one warpgroup: the PART-th half of each of the program's tiles of queries."""
     _scale, _slope, sliding_window = factors
-    query_ptr, query_token_stride, query_head_stride = query
-    out_ptr, out_token_stride, out_head_stride = out
     ROWS: gl.constexpr = cells.shape[0]
     HEAD_DIM: gl.constexpr = cells.shape[1]
     PIECE: gl.constexpr = group.shape[1]
     PIECES: gl.constexpr = HEAD_DIM // PIECE
+    IS_WIDE: gl.constexpr = PIECES > 2
     by_values: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PIECE, 16]
     )
-    by_sums: gl.constexpr = gl.SliceLayout(1, by_values)
     operand: gl.constexpr = gl.DotOperandLayout(0, by_values, 2)
     by_rows: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, by_rows))  # the heads of a query side by side
-    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, by_rows))
     own = PART * (ROWS // PACKED)
-    total_row = gl.expand_dims(gl.arange(0, ROWS, layout=by_sums), 1)
-    total_column = gl.expand_dims(gl.arange(0, PIECE, layout=gl.SliceLayout(0, by_values)), 0)
-    totals_ptr = total_ptr + PART * (ROWS * HEAD_DIM) + total_row * PIECE + total_column
+    totals_ptr = stored_ptr + PART * (ROWS * HEAD_DIM * (2 if IS_WIDE else 1))
+    groups_ptr = totals_ptr + ROWS * HEAD_DIM
     turns = (gl.to_tensor(0), gl.to_tensor(0)), (gl.to_tensor(0), gl.to_tensor(0))
     cleared_parity = gl.to_tensor(0)
     item = gl.program_id(0)
@@ -209,13 +244,10 @@ def _attend(
         )
         num_items = num_indices * HEADS
         place += own
-        token = first + place + row // PACKED
-        head = item % HEADS * PACKED + row % PACKED
-        is_query = gl.expand_dims(place + row // PACKED < length, 1)
-        out_offsets = gl.expand_dims(token * out_token_stride + head * out_head_stride, 1)
+        head = item % HEADS * PACKED
         if num_tiles > 0:
-            offsets = gl.expand_dims(token * query_token_stride + head * query_head_stride, 1)
-            cells.store(gl.load(query_ptr + offsets + gl.expand_dims(column, 0), mask=is_query, other=0.0))
+            q_ptr, is_query = _rows_of(query, first, place, length, head, ROWS, HEAD_DIM, PACKED, by_rows)
+            cells.store(gl.load(q_ptr, mask=is_query, other=0.0))
             hopper.fence_async_shared()
             tile, position, turns = _weigh_first(
                 cells, turns, ring, start + place, first_tile * TILE, first_position, end, factors, operand, PACKED, TILE, STAGES,
@@ -253,25 +285,32 @@ def _attend(
                 if sliding_window is not None:
                     is_joined &= quad_first > first_quad
                 if is_joined:
-                    sums = fold((group_m, group_l, load_group(group, PIECES, by_values)), sums)
+                    if IS_WIDE:
+                        sums = fold_into_stored(group_m, group_l, groups_ptr, sums)
+                    else:
+                        sums = fold((group_m, group_l, load_group(group, PIECES, by_values)), sums)
                 if (is_whole_group | is_last) & (quad_first >= first_tile // GROUP * GROUP + GROUP):
-                    sums = fold((total_m, total_l, load_total(totals_ptr, ROWS * PIECE, PIECES)), sums)
+                    sums = fold_into_stored(total_m, total_l, totals_ptr, sums)
                 if not is_last:
                     m_i, l_i, accs = sums
                     if is_whole_group:
                         total_m, total_l = m_i, l_i
-                        store_total(totals_ptr, accs, ROWS * PIECE)
+                        store_sums(totals_ptr, accs)
                     else:
                         group_m, group_l = m_i, l_i
-                        store_group(group, accs)
+                        if IS_WIDE:
+                            store_sums(groups_ptr, accs)
+                        else:
+                            store_group(group, accs)
             _m_i, l_i, accs = sums
             whole_weight = gl.expand_dims(gl.where(l_i == 0.0, 1.0, l_i), 1)
             for piece in gl.static_range(PIECES):
                 cells.slice(piece * PIECE, PIECE, dim=1).store((accs[piece] / whole_weight).to(cells.dtype))
-            gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), cells.load(by_rows), mask=is_query)
+            out_ptr, is_query = _rows_of(out, first, place, length, head, ROWS, HEAD_DIM, PACKED, by_rows)
+            gl.store(out_ptr, cells.load(by_rows), mask=is_query)
         elif CHUNKS == 0:
-            nothing = gl.zeros([ROWS, HEAD_DIM], cells.dtype, layout=by_rows)
-            gl.store(out_ptr + out_offsets + gl.expand_dims(column, 0), nothing, mask=is_query)
+            out_ptr, is_query = _rows_of(out, first, place, length, head, ROWS, HEAD_DIM, PACKED, by_rows)
+            gl.store(out_ptr, gl.zeros([ROWS, HEAD_DIM], cells.dtype, layout=by_rows), mask=is_query)
         item += gl.num_programs(0)
 
 
@@ -286,7 +325,7 @@ def _streamed_attention_kernel(
     first_ptr: gl.tensor,
     length_ptr: gl.tensor,
     start_ptr: gl.tensor,
-    total_ptr: gl.tensor,
+    stored_ptr: gl.tensor,
     out_ptr: gl.tensor,
     num_chunks: gl.tensor,
     window: gl.tensor,
@@ -324,7 +363,8 @@ def _streamed_attention_kernel(
     cells = gl.allocate_shared_memory(k_desc.dtype, [2, ROWS, HEAD_DIM], shared)
     keys = gl.allocate_shared_memory(k_desc.dtype, [STAGES, TILE, HEAD_DIM], shared)
     values = gl.allocate_shared_memory(k_desc.dtype, [STAGES, PIECES * TILE, PIECE], shared)
-    groups = gl.allocate_shared_memory(gl.float32, [2, PIECES * ROWS, PIECE], sums)
+    IS_WIDE: gl.constexpr = PIECES > 2
+    groups = gl.allocate_shared_memory(gl.float32, [2, 8 if IS_WIDE else PIECES * ROWS, PIECE], sums)
     ones = gl.allocate_shared_memory(k_desc.dtype, [8, TILE], shared)
     ones.store(
         gl.full([8, TILE], 1.0, k_desc.dtype, layout=gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
@@ -348,15 +388,15 @@ def _streamed_attention_kernel(
     out = out_ptr, out_token_stride, out_head_stride
     limit = max_blocks * BLOCK_SIZE
     factors = scale, slope, sliding_window
-    own_total_ptr = total_ptr + gl.program_id(0) * (2 * ROWS * HEAD_DIM)
+    own_stored_ptr = stored_ptr + gl.program_id(0) * ((4 if IS_WIDE else 2) * ROWS * HEAD_DIM)
     gl.warp_specialize(
         [
             (_attend, (
-                cells.index(0), groups.index(0), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, factors,
+                cells.index(0), groups.index(0), own_stored_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, factors,
                 0, HEADS, PACKED, CHUNKS, QUERIES, TILE, QUAD, GROUP, STAGES,
             )),
             (_attend, (
-                cells.index(1), groups.index(1), own_total_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, factors,
+                cells.index(1), groups.index(1), own_stored_ptr, ring, ones, cleared, query, out, chunks, limit, first_position, factors,
                 1, HEADS, PACKED, CHUNKS, QUERIES, TILE, QUAD, GROUP, STAGES,
             )),
             (copy_tiles, (

@@ -63,33 +63,107 @@ def weigh(scores: gl.tensor, scale: gl.tensor, operand: gl.constexpr, dtype: gl.
 
 
 @gluon_jit_once_for()
+def start_sum(weights: gl.tensor, ones: gl.shared_memory_descriptor) -> gl.tensor:
+    """Starts the sum of a tile's weights, which the tensor cores compute: products with ones."""
+    ROWS: gl.constexpr = weights.shape[0]
+    ONES: gl.constexpr = ones.shape[0]
+    by_ones: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ONES, 16]
+    )
+    nothing = gl.zeros([ROWS, ONES], gl.float32, layout=by_ones)
+    return hopper.warpgroup_mma(weights, ones.permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+
+@gluon_jit_once_for()
+def start_values(
+    weights: gl.tensor, values: gl.shared_memory_descriptor, piece: gl.constexpr, PIECES: gl.constexpr
+) -> gl.tensor:
+    """Starts the product of a tile's weights with a piece of its values' columns; it begins at zero."""
+    ROWS: gl.constexpr = weights.shape[0]
+    TILE: gl.constexpr = values.shape[0] // PIECES
+    PIECE: gl.constexpr = values.shape[1]
+    by_values: gl.constexpr = weights.type.layout.parent
+    no_values = gl.zeros([ROWS, PIECE], gl.float32, layout=by_values)
+    of_piece = values.slice(piece * TILE, TILE)
+    return hopper.warpgroup_mma(weights, of_piece, no_values, use_acc=False, is_async=True)
+
+
+@gluon_jit_once_for()
 def attend_values(
     weights: gl.tensor,
     values: gl.shared_memory_descriptor,
     ones: gl.shared_memory_descriptor,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
-    """(sums of the weights, PIECES accumulators) of a tile. The tensor cores sum the weights: products with
-    ones."""
-    ROWS: gl.constexpr = weights.shape[0]
-    ONES: gl.constexpr = ones.shape[0]
-    TILE: gl.constexpr = values.shape[0] // PIECES
-    PIECE: gl.constexpr = values.shape[1]
-    by_values: gl.constexpr = weights.type.layout.parent
-    by_ones: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ONES, 16]
-    )
-    nothing = gl.zeros([ROWS, ONES], gl.float32, layout=by_ones)
-    running: gl.tuple = (
-        hopper.warpgroup_mma(weights, ones.permute((1, 0)), nothing, use_acc=False, is_async=True),
-    )
+    """(sums of the weights, PIECES accumulators) of a tile."""
+    running: gl.tuple = (start_sum(weights, ones),)
     for piece in gl.static_range(PIECES):
-        no_values = gl.zeros([ROWS, PIECE], gl.float32, layout=by_values)
-        of_piece = values.slice(piece * TILE, TILE)
-        running += (hopper.warpgroup_mma(weights, of_piece, no_values, use_acc=False, is_async=True),)
+        running += (start_values(weights, values, piece, PIECES),)
     running += (weights,)
     done = hopper.warpgroup_mma_wait(num_outstanding=0, deps=running)
-    return gl.convert_layout(gl.max(done[0], 1), gl.SliceLayout(1, by_values)), done[1:-1]
+    by_sums: gl.constexpr = gl.SliceLayout(1, weights.type.layout.parent)
+    return gl.convert_layout(gl.max(done[0], 1), by_sums), done[1:-1]
+
+
+@gluon_jit_once_for()
+def fold_values(
+    sums: gl.tuple, tile: gl.tuple, values: gl.shared_memory_descriptor, ones: gl.shared_memory_descriptor
+) -> gl.tuple:
+    """Adds a tile, (weights, m), piece after piece of its values' columns, for wide heads leave registers for
+    one product alone. That of the last piece is left running.
+
+    Returns ((m, l, accumulators), (the last product, weights), the factors that `fold_last` takes).
+    """
+    m_i, l_i, accs = sums
+    weights, tile_m = tile
+    PIECES: gl.constexpr = len(accs)
+    tile_l = start_sum(weights, ones)
+    highest, old, new = factors_of(m_i, tile_m)
+    folded: gl.tuple = ()
+    for piece in gl.static_range(PIECES - 1):
+        product = start_values(weights, values, piece, PIECES)
+        tile_l, product, weights = hopper.warpgroup_mma_wait(0, deps=(tile_l, product, weights))
+        folded += (fold_here(accs[piece], product, old, new),)
+    product = start_values(weights, values, PIECES - 1, PIECES)
+    by_sums: gl.constexpr = gl.SliceLayout(1, weights.type.layout.parent)
+    next_l = gl.convert_layout(gl.max(tile_l, 1), by_sums)
+    folded += (accs[PIECES - 1],)
+    return (highest, gl.fma(l_i, old, next_l * new), folded), (product, weights), (old, new)
+
+
+@gluon_jit_once_for()
+def fold_last(sums: gl.tuple, product: gl.tensor, factors: gl.tuple) -> gl.tuple:
+    """Adds the product of the last piece, which has ended, to the sums of `fold_values`."""
+    m_i, l_i, accs = sums
+    old, new = factors
+    PIECES: gl.constexpr = len(accs)
+    folded: gl.tuple = accs[:-1]
+    folded += (fold_here(accs[PIECES - 1], product, old, new),)
+    return m_i, l_i, folded
+
+
+@gluon_jit_once_for()
+def factors_of(m_i: gl.tensor, next_m: gl.tensor) -> gl.tuple:
+    """(the highest score, the factors of the sums so far and of the next ones)."""
+    highest = gl.maximum(m_i, next_m)
+    base = gl.where(highest == -float("inf"), 0.0, highest)
+    return highest, gl.exp2(m_i - base), gl.exp2(next_m - base)
+
+
+@gluon_jit_once_for()
+def fold_here(acc: gl.tensor, next_acc: gl.tensor, old: gl.tensor, new: gl.tensor) -> gl.tensor:
+    """As `fold` folds accumulators. The compiler may not put it off, which would keep more products in
+    registers than there are."""
+    by_new = next_acc * gl.expand_dims(new, 1)
+    operands: gl.constexpr = "=f,f,f,f"
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;",
+        operands,
+        [acc, gl.expand_dims(old, 1), by_new],
+        gl.float32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon_jit_once_for()
@@ -97,10 +171,7 @@ def fold(sums: gl.tuple, next_sums: gl.tuple) -> gl.tuple:
     """(m, l, accumulators) of the keys so far and the next ones: `fold` of _key_tiles.py."""
     m_i, l_i, accs = sums
     next_m, next_l, next_accs = next_sums
-    highest = gl.maximum(m_i, next_m)
-    base = gl.where(highest == -float("inf"), 0.0, highest)
-    old = gl.exp2(m_i - base)
-    new = gl.exp2(next_m - base)
+    highest, old, new = factors_of(m_i, next_m)
     folded: gl.tuple = ()
     for piece in gl.static_range(len(accs)):
         by_new = next_accs[piece] * gl.expand_dims(new, 1)
@@ -118,11 +189,45 @@ def load_group(group: gl.shared_memory_descriptor, PIECES: gl.constexpr, layout:
 
 
 @gluon_jit_once_for()
-def load_total(totals_ptr: gl.tensor, STRIDE: gl.constexpr, PIECES: gl.constexpr) -> gl.tuple:
-    accs: gl.tuple = ()
-    for piece in gl.static_range(PIECES):
-        accs += (gl.load(totals_ptr + piece * STRIDE),)
-    return accs
+def unhoisted(index: gl.tensor) -> gl.tensor:
+    """Returns the index. Addresses made of it are computed where they stand: the compiler would hold those of
+    all cells in registers through all tiles."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [index], gl.int32, is_pure=False, pack=1)
+
+
+@gluon_jit_once_for()
+def _cells(ROWS: gl.constexpr, PIECE: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
+    """Places of a piece's accumulator in memory."""
+    row = unhoisted(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)))
+    column = gl.arange(0, PIECE, layout=gl.SliceLayout(0, layout))
+    return gl.expand_dims(row, 1) * PIECE + gl.expand_dims(column, 0)
+
+
+@gluon_jit_once_for()
+def fold_into_stored(m_i: gl.tensor, l_i: gl.tensor, stored_ptr: gl.tensor, next_sums: gl.tuple) -> gl.tuple:
+    """`fold` into sums whose accumulators `store_sums` has stored, a piece at a time, for registers are
+    few."""
+    next_m, next_l, next_accs = next_sums
+    highest, old, new = factors_of(m_i, next_m)
+    ROWS: gl.constexpr = next_accs[0].shape[0]
+    PIECE: gl.constexpr = next_accs[0].shape[1]
+    layout: gl.constexpr = next_accs[0].type.layout
+    cells = _cells(ROWS, PIECE, layout)
+    folded: gl.tuple = ()
+    for piece in gl.static_range(len(next_accs)):
+        acc = gl.load(stored_ptr + piece * (ROWS * PIECE) + cells)
+        folded += (fold_here(acc, next_accs[piece], old, new),)
+    return highest, gl.fma(l_i, old, next_l * new), folded
+
+
+@gluon_jit_once_for()
+def store_sums(stored_ptr: gl.tensor, accs: gl.tuple) -> None:
+    ROWS: gl.constexpr = accs[0].shape[0]
+    PIECE: gl.constexpr = accs[0].shape[1]
+    layout: gl.constexpr = accs[0].type.layout
+    cells = _cells(ROWS, PIECE, layout)
+    for piece in gl.static_range(len(accs)):
+        gl.store(stored_ptr + piece * (ROWS * PIECE) + cells, accs[piece])
 
 
 @gluon_jit_once_for()
@@ -141,9 +246,3 @@ def store_group(group: gl.shared_memory_descriptor, accs: gl.tuple) -> None:
     ROWS: gl.constexpr = group.shape[0] // len(accs)
     for piece in gl.static_range(len(accs)):
         group.slice(piece * ROWS, ROWS).store(accs[piece])
-
-
-@gluon_jit_once_for()
-def store_total(totals_ptr: gl.tensor, accs: gl.tuple, STRIDE: gl.constexpr) -> None:
-    for piece in gl.static_range(len(accs)):
-        gl.store(totals_ptr + piece * STRIDE, accs[piece])

@@ -232,7 +232,7 @@ CASES = [
             "_streamed_attention_kernel",
             ATTENTION
             | pointers("first length")
-            | pointers("total", "*fp32")
+            | pointers("stored", "*fp32")
             | {"k_desc": descriptor("bf16", 1, 16, 1, 64), "v_desc": descriptor("bf16", 1, 16, 1, 64)},
             {
                 "HEADS": 8,
@@ -244,7 +244,7 @@ CASES = [
             }
             | {
                 "QUERIES": 32,
-                "TILE": 128,
+                "TILE": 64 if head_dim > 128 else 128,
                 "QUAD": 4,
                 "GROUP": 16,
                 "PIECE": 64,
@@ -253,7 +253,8 @@ CASES = [
             }
             | RULES[rule],
             divisible=(*STRIDES, "query_token_stride", "out_token_stride"),
-            tolerated_bytes=1024,  # where a quad ends; with more registers left free it is slower
+            # Where a quad ends; with more registers left free it is slower. With wide heads in the loop, too.
+            tolerated_bytes=4608 if head_dim > 128 else 512,
             least_capability=90,
             most_capability=90,
         )
@@ -263,6 +264,8 @@ CASES = [
             (128, 0, "full"),
             (128, 64, "window"),
             (128, 0, "both"),
+            (256, 64, "full"),
+            (256, 0, "both"),
         )
     ),
     *(

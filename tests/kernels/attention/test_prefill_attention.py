@@ -212,7 +212,7 @@ def test_what_hopper_streams_has_the_same_bits(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("soft_cap", "sliding_window"), RULES)
-@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((6, 2), 64)])
+@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((6, 2), 64), ((16, 4), 256), ((3, 1), 256)])
 @pytest.mark.parametrize(
     ("starts", "window"), [([5000], 1), ([63, 0, 2640], 33), ([3000], 300), ([-2, -60, 7], 70)], ids=str
 )
