@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -35,10 +36,12 @@ from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.select import check_of_missing_head, new_drafter, warn_without_head
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import MaskTable
-from headway.engine.state.memory import available_bytes, keep_freed_memory
+from headway.engine.state.memory import available_bytes, format_bytes, keep_freed_memory
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import LogitsProcessorTable
 from headway.kernels import keep_sums_whole
+
+_MEASURED_BLOCKS = 16  # of the KV cache while steps are tried, whose rows have none
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +56,16 @@ class Engine:
 
 
 def assemble(
-    config: EngineConfig, *, progress: Callable[[float], None], drafter: Drafter | None = None
+    config: EngineConfig,
+    *,
+    progress: Callable[[float], None],
+    drafter: Drafter | None = None,
+    measuring: Callable[[float], None] = lambda _: None,
 ) -> Engine:
     """Loads the model and takes the memory. Raises ModelError or ConfigError.
 
     progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration
-    names.
+    names. measuring: called a few times a second while steps are tried on a GPU, with a share that is done.
     """
     facts = DeviceFacts.of(wanted_device(config))
     if config.threads is not None:
@@ -69,27 +76,58 @@ def assemble(
     models = _load(config, early, progress)
     loaded = Outline.of_loaded(models, facts, available_bytes(facts.device))
     resolved = resolve(config, loaded)
+    prepare_models(resolved, models)
+    if facts.device.type == "cuda" and config.kv_cache_memory_bytes is None:
+        steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
+        resolved = resolve(config, loaded, steps_bytes=steps_bytes)
     warn_of_cut_context(config, spec, resolved)
     runner = build_device(resolved, models, drafter)
     info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, models))
     return Engine(build_host(resolved), runner, info)
 
 
-def build_device(resolved: Resolved, models: ModelPair, drafter: Drafter | None = None) -> Runner:
-    """Brings the loaded weights into their formats and takes the memory of the device: what every rank needs.
-
-    drafter: as for `assemble`.
-    """
+def prepare_models(resolved: Resolved, models: ModelPair) -> None:
+    """Brings the loaded weights into their formats, once, and sets what products depend on."""
     config, model = resolved.config, models.target
-    device, vocab_size = model.device, model.spec.vocab_size
     if models.draft is not None:
         models.draft.choose_formats(config.draft_lm_head, config.draft_layers)
-    if device.type == "cpu":
+    if model.device.type == "cpu":
         keep_freed_memory()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
     elif has_ordered_sums(config, resolved.outline):
         order_sums(model)
+
+
+def measured_steps_bytes(
+    resolved: Resolved, models: ModelPair, drafter: Drafter | None, progress: Callable[[float], None]
+) -> int:
+    """Returns what steps, graphs and libraries take of the GPU beside what is counted, tried with a KV cache
+    of few blocks, all of which is given back. Compiles the kernels. Raises ConfigError."""
+    few = replace(resolved, num_blocks=min(resolved.num_blocks, _MEASURED_BLOCKS))
+    of_steps = build_device(few, models, drafter).measured_bytes(
+        range(resolved.config.depth + 1), progress=progress
+    )
+    gc.collect()
+    # Formats may take other than was counted, and what libraries and loaded kernels have taken stays.
+    left = resolved.outline.available - resolved.draft_bytes
+    lost = left - available_bytes(models.target.device)
+    logger.info(
+        "the largest steps and all graphs take %s, libraries and kernels %s: with what stays spare %s were estimated",
+        format_bytes(of_steps),
+        format_bytes(max(0, lost)),
+        format_bytes(resolved.steps_bytes),
+    )
+    return max(0, of_steps + lost)
+
+
+def build_device(resolved: Resolved, models: ModelPair, drafter: Drafter | None = None) -> Runner:
+    """Takes the memory of the device: what every rank needs. models: prepared.
+
+    drafter: as for `assemble`.
+    """
+    config, model = resolved.config, models.target
+    device, vocab_size = model.device, model.spec.vocab_size
     # These and the rows are taken before the pool takes most of what is left.
     processors = LogitsProcessorTable(config.num_rows, vocab_size, device)
     masks = MaskTable(config.num_rows, config.depth + 1, vocab_size, device)

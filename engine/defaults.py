@@ -19,7 +19,6 @@ from headway.engine.scheduling.prefill_policy import (
     MAX_MIXED_TOKENS,
     PrefillPolicy,
 )
-from headway.engine.state.memory import CUDA_KV_CACHE_SHARE
 from headway.engine.state.specs import row_bytes
 
 WEIGHTS_A_THREAD = 10_000_000
@@ -28,6 +27,8 @@ CPU_STEP_FLOP = 3.85e10  # about one second of two slow cores
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.17e11, 9.36e11
 MAX_CUDA_CHUNK = 1024
 MAX_STATE_SHARE = 0.25  # of the memory that weights leave, for the recurrent state of all rows
+# Of the memory that weights leave on a GPU, for the largest pass of prompts, and as much for the largest round.
+MAX_STEP_SHARE = 0.075
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 # Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.
 MAX_SEPARATE_TOKENS = 8
@@ -45,17 +46,15 @@ def num_threads(active_weights: int, most: int) -> int:
 
 def max_running(outline: Outline, depth: int, available: int) -> int:
     """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the
-    number that can have adjusted logits of a whole window within half of the memory that the KV cache leaves
-    free, but at least the CPU's default. Anywhere at most the number whose recurrent state takes
-    MAX_STATE_SHARE of the available bytes."""
+    number that can have adjusted logits of a whole window within MAX_STEP_SHARE of the available bytes, but at
+    least the CPU's default. Anywhere at most the number whose recurrent state takes MAX_STATE_SHARE of them."""
     state_bytes = row_bytes(outline.model.state(depth + 1))
     most = CUDA_MAX_RUNNING
     if state_bytes > 0:
         most = max(1, int(MAX_STATE_SHARE * available) // state_bytes)
     if outline.device.type == "cpu":
         return min(CPU_MAX_RUNNING, most)
-    logits_bytes = (depth + 1) * outline.spec.vocab_size * (outline.dtype.itemsize + torch.float32.itemsize)
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // logits_bytes
+    fitting = int(MAX_STEP_SHARE * available) // outline.round_row_bytes(depth)
     return min(max(fitting // ROW_STEP * ROW_STEP, CPU_MAX_RUNNING), CUDA_MAX_RUNNING, most)
 
 
@@ -126,11 +125,9 @@ def _tokens_in_time(multiprocessor_flop: float, outline: Outline) -> int:
 
 
 def _fitting_chunk(wanted: int, outline: Outline, available: int) -> int:
-    """Returns a power of two. Activations may use half of the memory left beside the KV cache."""
-    # The residual stream, its norm, attention's result, and two sums on their way.
-    of_stream = 5 * outline.spec.hidden_size
-    token_bytes = (of_stream + outline.model.work().activations) * outline.dtype.itemsize
-    fitting = int((1 - CUDA_KV_CACHE_SHARE) * available / 2) // token_bytes
+    """Returns a power of two, of at most the tokens whose activations take MAX_STEP_SHARE of the available
+    bytes, but DEFAULT_CHUNK at least."""
+    fitting = int(MAX_STEP_SHARE * available) // outline.prompt_token_bytes
     return max(_power_of_two(min(wanted, fitting)), DEFAULT_CHUNK)
 
 

@@ -14,6 +14,11 @@ from headway.engine.protocol.errors import ConfigError
 from headway.kernels import has_float8_products
 
 
+# Sampling holds the logits twice at once: as they are adjusted, and as they are sorted or scored.
+_LOGITS_COPIES = 2
+_GRAPHS_BYTES_A_LAYER = 8 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """What a device can do, as far as it decides about defaults.
@@ -89,6 +94,25 @@ class Outline:
     @property
     def has_draft_head(self) -> bool:
         return self.draft is not None
+
+    @property
+    def prompt_token_bytes(self) -> int:
+        """Returns the bytes of activations that a prompt token holds at once."""
+        # The residual stream, its norm, attention's result, and two sums on their way.
+        of_stream = 5 * self.spec.hidden_size
+        return (of_stream + self.model.work().activations) * self.dtype.itemsize
+
+    def round_row_bytes(self, depth: int) -> int:
+        """Returns the bytes of a row's logits in a round of this depth, as the model computes them and in
+        float32."""
+        return (depth + 1) * self.spec.vocab_size * (self.dtype.itemsize + torch.float32.itemsize)
+
+    def estimated_steps_bytes(self, *, num_rows: int, depth: int, most_prompt_tokens: int) -> int:
+        """Returns about what the largest steps and all graphs take of a GPU at once, before they were tried.
+        most_prompt_tokens: of a pass."""
+        for_prompts = most_prompt_tokens * self.prompt_token_bytes
+        for_round = _LOGITS_COPIES * num_rows * self.round_row_bytes(depth)
+        return max(for_prompts, for_round) + len(self.model.layers) * _GRAPHS_BYTES_A_LAYER
 
     @classmethod
     def of_loaded(cls, models: ModelPair, facts: DeviceFacts, available: int) -> Outline:

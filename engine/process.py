@@ -62,7 +62,11 @@ def _receive_configuration(mailbox: Mailbox) -> Configure | None:
 def _serve(first: Configure, mailbox: Mailbox) -> None:
     config = first.config
     parent = os.getppid()
-    engine = assemble(config, progress=lambda done: mailbox.send(Heartbeat("load", done)))
+    engine = assemble(
+        config,
+        progress=lambda done: mailbox.send(Heartbeat("load", done)),
+        measuring=lambda _: mailbox.send(Heartbeat("capture", 0.0)),
+    )
     depths = range(engine.info.depth + 1)
     engine.runner.capture(
         depths,

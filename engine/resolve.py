@@ -41,6 +41,7 @@ from headway.engine.state.memory import (
     held_model_len,
     num_checkpoints,
     num_kv_blocks,
+    spare_bytes,
     wanted_model_len,
 )
 from headway.engine.state.processors import table_bytes
@@ -57,7 +58,8 @@ class Resolved:
     config: its max_model_len is what the pool can hold for one request. layers, draft_layers: what the pool
     keeps by layer of each model; drafter_state: what it keeps for the drafter besides. weights_bytes: of the
     loaded parameters; draft_bytes: of the formats of drafts, less what they replace; rows_bytes: of the
-    tables and the scratch of all rows, at most. num_blocks: 0 where not one request fits, which only an
+    tables and the scratch of all rows, at most; steps_bytes: what is kept for steps and graphs on a GPU, 0 on
+    a CPU. num_blocks: 0 where not one request fits, which only an
     inspection sees.
     """
 
@@ -71,6 +73,7 @@ class Resolved:
     weights_bytes: int
     draft_bytes: int
     rows_bytes: int
+    steps_bytes: int
     num_blocks: int
     num_checkpoints: int
 
@@ -107,10 +110,14 @@ def resolve(
     config: EngineConfig,
     outline: Outline,
     noted: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    steps_bytes: int | None = None,
 ) -> Resolved:
     """Raises ConfigError for what cannot be served.
 
     noted: each check runs in such a context, which may catch its error, so that an inspection goes on.
+    steps_bytes: what steps and graphs take of a GPU at most, beside all that is counted; None: it is
+    estimated.
     """
     models, facts = outline.models, outline.facts
     config = with_drafter(config, has_head=models.draft is not None or config.depth == 0)
@@ -140,7 +147,8 @@ def resolve(
     layers, of_drafter = outline.model.state(config.depth + 1), drafter_state(config, models)
     # A head that config.json announces may be missing, which only the weights tell.
     kept = (*layers, *draft_layers, of_drafter) if outline.counts_weights else layers
-    parts = _divide(config, outline, kept, left, noted)
+    steps_bytes = _kept_bytes(config, outline, prefill, left, steps_bytes)
+    parts = _divide(config, outline, kept, left - steps_bytes, noted)
     return Resolved(
         msgspec.structs.replace(config, max_model_len=parts.max_model_len),
         outline,
@@ -152,9 +160,24 @@ def resolve(
         weights_bytes=weights_bytes,
         draft_bytes=draft_bytes,
         rows_bytes=parts.rows_bytes,
+        steps_bytes=steps_bytes,
         num_blocks=parts.num_blocks,
         num_checkpoints=parts.num_checkpoints,
     )
+
+
+def _kept_bytes(
+    config: EngineConfig, outline: Outline, prefill: PrefillPolicy, available: int, measured: int | None
+) -> int:
+    """Returns what is kept for steps and graphs. A CPU's KV cache takes a share of the memory instead.
+    measured: what they take at most; None: it is estimated."""
+    if outline.device.type != "cuda":
+        return 0
+    if measured is None:
+        measured = outline.estimated_steps_bytes(
+            num_rows=config.num_rows, depth=config.depth, most_prompt_tokens=prefill.most_tokens
+        )
+    return measured + spare_bytes(available)
 
 
 class _Parts(NamedTuple):
@@ -173,7 +196,7 @@ def _divide(
     available: int,
     noted: Callable[[], AbstractContextManager[None]],
 ) -> _Parts:
-    """available: the bytes that weights in all formats leave."""
+    """available: the bytes that weights in all formats and steps leave."""
     wanted, num_blocks = wanted_model_len(config, outline.spec), 0
     bytes_of_block, bytes_of_row = block_bytes(states, config.block_size), row_bytes(states)
     most = available - config.num_rows * bytes_of_row

@@ -86,12 +86,19 @@ class StepLauncher:
     def launch_chunks(self, chunks: Sequence[PrefillChunk]) -> torch.Tensor:
         """Launches a pass of these chunks alone. Returns [tokens, hidden]: the hidden states in the order of
         the chunks."""
-        tokens = prefill_inputs(
+        return self.launch_tokens(self.tokens_of(chunks))
+
+    def tokens_of(self, chunks: Sequence[PrefillChunk]) -> PromptTokens:
+        """Copies the chunks to the device, for a pass of their own."""
+        return prefill_inputs(
             chunks,
             self._table.numbers,
             self.context.pool.block_size,
             gqa_group_sizes={kind.gqa_group_size for kind in self.context.model.spec.attentions},
         )
+
+    def launch_tokens(self, tokens: PromptTokens) -> torch.Tensor:
+        """Launches the pass, as `launch_chunks` does; nothing is copied from the host."""
         hidden = run_step(self.context, None, 0, tokens).prompt_hidden
         assert hidden is not None, "the step has prompts"
         return hidden

@@ -93,16 +93,29 @@ class Runner:
         nothing on a CPU. Raises ConfigError where the memory does not suffice. mixed_depths: of the rounds
         that share their passes with prompts; None: the largest depth alone."""
         depths = tuple(depths)
-        if self.graphs is None or self.grid is None or self.graph_memory is None or not depths:
+        if self.graphs is None or self.graph_memory is None or not depths:
             return
-        keys = self.grid.captured(
+        keys = self._captured_keys(depths, mixed_depths or {max(depths)})
+        self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
+        self._ring.restart()
+
+    @torch.inference_mode()
+    def measured_bytes(self, depths: Sequence[int], *, progress: Callable[[float], None]) -> int:
+        """Returns the bytes of the GPU that steps of these depths and their graphs will take; compiles their
+        kernels, and keeps what it has taken. Raises ConfigError where the memory does not suffice."""
+        assert self.graphs is not None, "steps are not captured on a CPU"
+        assert self.graph_memory is not None, "steps are not captured on a CPU"
+        keys = self._captured_keys(depths, depths)
+        return self.warm_up.measured_bytes(keys, max(depths), self.graphs, self.graph_memory, progress)
+
+    def _captured_keys(self, depths: Collection[int], mixed_depths: Collection[int]) -> list[StepKey]:
+        assert self.grid is not None, "steps are not captured on a CPU"
+        return self.grid.captured(
             depths,
-            mixed_depths or {max(depths)},
+            mixed_depths,
             self.warm_up.policy,
             catches_up=self.launcher.context.drafter.traits.leaves_pending and max(depths) > 0,
         )
-        self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
-        self._ring.restart()
 
     def without_captures(self) -> AbstractContextManager[None]:
         """While it lasts, steps for which no graph exists are launched kernel by kernel and captured neither

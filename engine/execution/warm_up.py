@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from headway.engine.execution.device_rows import DeviceRows
+from headway.engine.execution.graph_sizes import TakenMemory, extrapolated_bytes, sampled_keys
 from headway.engine.execution.graphs import GraphCache, GraphMemory
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.step import StepOutcome
 from headway.engine.execution.step_key import StepKey
+from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import compile_linears
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
@@ -63,69 +67,108 @@ class WarmUp:
     ) -> None:
         """Captures these steps and reserves memory for what is launched kernel by kernel. max_depth: of the
         keys. Raises ConfigError."""
-        num_rows = len(self._table)
-        try:
+        with self._refusing_shortage(max_depth):
             reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
-            self._compile(
-                keys,
-                StepKey(min(key.num_rows for key in keys if key.num_rows), max_depth),
-                graphs,
-                memory,
-                progress,
-            )
+            self._compile(keys, max_depth, graphs, memory, progress)
             _, for_prompts = bytes_taken_by(self.run_prompts)
             self._capture_all(keys, graphs, progress)
-            _, for_round = bytes_taken_by(lambda: self._try_largest_round(num_rows, max_depth))
+            _, for_round = bytes_taken_by(lambda: self._try_largest_round(max_depth))
             if available_bytes(self._table.device) < for_prompts:
                 self.run_prompts()  # graphs may have left it too little
             memory.reserve(max(for_prompts, for_round))
+
+    def measured_bytes(
+        self,
+        keys: Sequence[StepKey],
+        max_depth: int,
+        graphs: GraphCache[StepKey, StepOutcome],
+        memory: GraphMemory,
+        progress: Callable[[float], None],
+    ) -> int:
+        """Returns the bytes that the largest steps take, and the graphs of all these keys besides, of which
+        some are captured; compiles the kernels of all before. max_depth: of the keys. Raises ConfigError."""
+        device = self._table.device
+        with self._refusing_shortage(max_depth):
+            reserve_workspace(device)
+            self._compile(keys, max_depth, graphs, memory, progress)
+            _, of_steps = bytes_taken_by(lambda: self._try_largest_steps(max_depth))
+            taken = TakenMemory.now(device)
+            some = sampled_keys(keys)
+            self._capture_all(some, graphs, progress)
+            for key in some:
+                graphs.run(key)  # CUDA takes some of a graph's memory when it is first replayed
+            torch.cuda.synchronize(device)
+            by_torch, by_cuda = TakenMemory.now(device).since(taken)
+        model = self._launcher.context.model
+        of_token = model.spec.hidden_size * model.dtype.itemsize
+        return of_steps + extrapolated_bytes(keys, some, by_torch, by_cuda, prompt_token_bytes=of_token)
+
+    @contextmanager
+    def _refusing_shortage(self, max_depth: int) -> Iterator[None]:
+        """Within it, memory that does not suffice raises ConfigError."""
+        try:
+            yield
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise ConfigError(
-                f"rounds of {num_rows} requests and {max_depth} drafts do not fit into the memory that weights and KV cache "
+                f"rounds of {len(self._table)} requests and {max_depth} drafts do not fit into the memory that weights and KV cache "
                 "leave free; set --max-running, --depth or --kv-cache-memory to less"
             ) from error
 
     def run_prompts(self) -> None:
         """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are
         compiled, and the most that a step may take is tried. Raises ConfigError."""
-        most, model, drafter = (
-            self.policy.most_tokens,
-            self._launcher.context.model,
-            self._launcher.context.drafter,
-        )
+        for step in self._prompt_steps():
+            step()
+
+    def _prompt_steps(self) -> Iterator[Callable[[], object]]:
+        """Yields what launches prompts and all that follows them. Inputs are copied to the device before each
+        launch, so that the launch itself can be captured."""
+        most, launcher = self.policy.most_tokens, self._launcher
+        model = launcher.context.model
+        for lengths in self._tried_lengths(most):
+            yield self._pass_of(lengths)
+        # Those steps have too few numbers of rows for products whose kernel depends on it.
+        linears = [linear for layer in model.layers for linear in layer.linears()]
+        yield lambda: compile_linears(linears, most)
+        yield lambda: launcher.context.drafter.catch_up(self._table.numbers)
+        yield launcher.context.pool.warm_up
+        # Prompts are scored by any number of tokens, rounds may all have fewer.
+        for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
+            yield partial(_score_zeros, model, num_scored)
+        yield lambda: self._prompt_ends.warm_up(1, launcher.masks.all)
+
+    def _tried_lengths(self, most: int) -> list[list[int]]:
+        """Returns the lengths of the prompts of each pass. most: tokens of a pass."""
+        model = self._launcher.context.model
         readers = (layer.feed_forward.input for layer in model.layers)
         gates = {reader.shape for reader in readers if reader is not None}
         gated = {most_gated_rows(most, gate, model.dtype, self._table.device) for gate in gates}
-        steps = [self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})]
+        passes = [self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})]
         if self._max_depth == 0:
             # Prompts that no graph is for may have one token too few for products that add themselves.
-            steps.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
-        for lengths in steps:
-            self._run_prompts_of(lengths)
-        # Those steps have too few numbers of rows for products whose kernel depends on it.
-        compile_linears((linear for layer in model.layers for linear in layer.linears()), most)
-        drafter.catch_up(self._table.numbers)
-        self._launcher.context.pool.warm_up()
-        # Prompts are scored by any number of tokens, rounds may all have fewer.
-        for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
-            tokens = torch.zeros(num_scored, dtype=torch.int64, device=self._table.device)
-            score_tokens(model.logits(model.no_states(num_scored)), tokens)
-        self._prompt_ends.warm_up(1, self._launcher.masks.all)
+            passes.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
+        return passes
 
-    def _run_prompts_of(self, lengths: Sequence[int]) -> None:
-        """Raises ConfigError where the memory does not suffice."""
+    def _pass_of(self, lengths: Sequence[int]) -> Callable[[], object]:
+        """Returns what launches a pass of prompts of these lengths. It raises ConfigError where the memory
+        does not suffice."""
         chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
-        try:
-            self._launcher.launch_chunks(chunks)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise ConfigError(
-                f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
-                "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
-            ) from error
+        tokens = self._launcher.tokens_of(chunks)
+
+        def launch() -> None:
+            try:
+                self._launcher.launch_tokens(tokens)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise ConfigError(
+                    f"a step with {sum(lengths):,} prompt tokens does not fit into the memory that weights and KV cache "
+                    "leave free; set --prefill-chunk, or --kv-cache-memory, to less"
+                ) from error
+
+        return launch
 
     def _lengths_of(self, num_tokens: int) -> list[int]:
         """Returns the lengths of the fewest prompts that have this number of tokens, each within a row's
@@ -137,17 +180,18 @@ class WarmUp:
     def _compile(
         self,
         keys: Sequence[StepKey],
-        smallest: StepKey,
+        max_depth: int,
         graphs: GraphCache[StepKey, StepOutcome],
         memory: GraphMemory,
         progress: Callable[[float], None],
     ) -> None:
-        """Compiles the kernels of all graphs in worker processes, after a rehearsal that records what each
+        """Compiles the kernels of all steps in worker processes, after a rehearsal that records what each
         launch needs, unless the smallest round finds all its kernels in Triton's cache.
 
         It only saves time: a kernel that it leaves out is compiled when it is launched.
         """
         started, precompiler = time.monotonic(), None
+        smallest = StepKey(min(key.num_rows for key in keys if key.num_rows), max_depth)
         try:
             free = available_bytes(torch.device("cpu"))
             compiling = compile_in_workers(lambda: progress(0.0), memory_bytes=free // 2)
@@ -185,11 +229,21 @@ class WarmUp:
 
         graphs.capture_all(keys, progress, prepare=pack)
 
-    def _try_largest_round(self, num_rows: int, depth: int) -> None:
+    def _try_largest_steps(self, max_depth: int) -> None:
+        self.run_prompts()
+        self._try_largest_round(max_depth)
+
+    def _try_largest_round(self, depth: int) -> None:
         """Requests may have their logits adjusted and scored, and many may start at once: that there is room
         is tried, not taken."""
+        num_rows = len(self._table)
         outcome = self._launcher.launch(StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True)).round
         assert outcome is not None, "the step has a round"
         outcome.score(torch.arange(num_rows, device=self._table.device))
         del outcome
         self._prompt_ends.warm_up(min(num_rows, SCORED_AT_ONCE), self._launcher.masks.all)
+
+
+def _score_zeros(model: CausalLM, num_tokens: int) -> None:
+    states = model.no_states(num_tokens)
+    score_tokens(model.logits(states), torch.zeros(num_tokens, dtype=torch.int64, device=model.device))

@@ -62,6 +62,7 @@ def _memory(resolved: Resolved) -> MemoryReport:
         draft_weights_bytes=resolved.draft_bytes,
         rotary_bytes=resolved.outline.model.rotary_bytes,
         rows_bytes=resolved.rows_bytes,
+        steps_bytes=resolved.steps_bytes,
         row_state_bytes=resolved.row_state_bytes,
         block_bytes=resolved.block_bytes,
         token_bytes=resolved.block_bytes / config.block_size,

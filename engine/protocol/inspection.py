@@ -84,7 +84,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     draft_weights_bytes: copies of weights in the formats of drafts, less what they replace. rotary_bytes: the
     table of positions. rows_bytes: of all requests that can run at once, whatever their length;
-    row_state_bytes: of one request's recurrent state, beside them. token_bytes: of one token of context over
+    steps_bytes: estimated, what is kept on a GPU for steps and captured graphs; row_state_bytes: of one
+    request's recurrent state, beside them. token_bytes: of one token of context over
     all layers, the drafter's included. request_bytes: of one request of max_model_len tokens.
     num_full_requests: of such requests that fit at once; None where not one does.
     """
@@ -94,6 +95,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     draft_weights_bytes: int
     rotary_bytes: int
     rows_bytes: int
+    steps_bytes: int
     row_state_bytes: int
     block_bytes: int
     token_bytes: float

@@ -17,8 +17,10 @@ from headway.engine.protocol.errors import ConfigError
 
 CPU_KV_CACHE_BYTES = 1 << 30
 CPU_KV_CACHE_SHARE = 0.25
-CUDA_KV_CACHE_SHARE = 0.85  # the rest is for activations and captured graphs
-MAX_KV_CACHE_SHARE = 0.9
+CPU_MAX_KV_CACHE_SHARE = 0.9
+# Of a GPU's memory that weights leave, what stays free beside the most that steps take: for graphs that are
+# captured while requests are served, and for gaps between tensors.
+CUDA_SPARE_BYTES, CUDA_SPARE_SHARE = 256 << 20, 0.02
 # Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those
 # of recent chats.
 MAX_CHECKPOINTS_SHARE, MAX_CHECKPOINTS_A_ROW = 0.1, 4
@@ -72,6 +74,12 @@ def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
     return result, torch.cuda.memory_reserved() - before
 
 
+def spare_bytes(available: int) -> int:
+    """Returns what the KV cache leaves free of a GPU's memory, beside what steps take. available: the bytes
+    that weights leave."""
+    return CUDA_SPARE_BYTES + int(CUDA_SPARE_SHARE * available)
+
+
 def wanted_model_len(config: EngineConfig, model: ModelSpec) -> int:
     """--max-model-len, else all positions that the model was made for. Raises ConfigError."""
     trained = model.max_position_embeddings
@@ -107,13 +115,13 @@ def num_kv_blocks(
     """At least one request of full length and one block more; at most one such request for every row. Where
     --max-model-len is not set, the full length is cut to what fits.
 
-    config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded. row_bytes:
-    those of one row's state; the state of all rows and its checkpoints are taken before blocks are counted.
-    Raises ConfigError.
+    config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded, on CUDA less
+    those that steps take. row_bytes: those of one row's state; the state of all rows and its checkpoints are
+    taken before blocks are counted. Raises ConfigError.
     """
     num_states = config.num_rows + num_checkpoints(config, row_bytes=row_bytes, available=available)
     available = max(0, available - num_states * row_bytes)
-    most = int(MAX_KV_CACHE_SHARE * available)
+    most = _most_bytes(config, available)
     budget = config.kv_cache_memory_bytes
     fitting = fitting_tokens(config, block_bytes=block_bytes, available=available)
     if config.max_model_len is None and fitting > 0:
@@ -127,7 +135,7 @@ def num_kv_blocks(
     if budget > most:
         raise ConfigError(
             f"--kv-cache-memory is {budget} ({format_bytes(budget)}), but {format_bytes(available)} "
-            f"are available on {config.device}; set at most {most}"
+            f"are available on {config.device}{_beside_steps(config)}; set at most {most}"
         )
     return min(budget // block_bytes, config.num_rows * blocks_per_request + 1)
 
@@ -135,28 +143,38 @@ def num_kv_blocks(
 def fitting_tokens(config: EngineConfig, *, block_bytes: int, available: int) -> int:
     """Returns the longest request in tokens that the KV cache can hold within the available bytes; 0 or less
     where none fits."""
-    most = int(MAX_KV_CACHE_SHARE * available)
+    most = _most_bytes(config, available)
     budget = config.kv_cache_memory_bytes
     return (min(most if budget is None else budget, most) // block_bytes - 1) * config.block_size
 
 
+def _most_bytes(config: EngineConfig, available: int) -> int:
+    return available if config.device == "cuda" else int(CPU_MAX_KV_CACHE_SHARE * available)
+
+
+def _beside_steps(config: EngineConfig) -> str:
+    return " beside what steps take" if config.device == "cuda" else ""
+
+
 def _default_budget(config: EngineConfig, *, least: int, available: int) -> int:
-    if config.device == "cpu":
-        return max(least, min(CPU_KV_CACHE_BYTES, int(CPU_KV_CACHE_SHARE * available)))
-    return max(least, int(CUDA_KV_CACHE_SHARE * available))
+    if config.device == "cuda":
+        return available
+    return max(least, min(CPU_KV_CACHE_BYTES, int(CPU_KV_CACHE_SHARE * available)))
 
 
 def _too_long(
     config: EngineConfig, max_model_len: int, *, least: int, fitting: int, available: int
 ) -> ConfigError:
     remedies = [f"lower --max-model-len to {fitting}"] if fitting >= 2 else []
-    if config.kv_cache_memory_bytes is not None and least <= MAX_KV_CACHE_SHARE * available:
+    if config.kv_cache_memory_bytes is not None and least <= _most_bytes(config, available):
         remedies.append(f"raise --kv-cache-memory to {least}")
+    if fitting < 2 and config.device == "cuda":
+        remedies.append("lower --max-running or --prefill-chunk")
     granted = config.kv_cache_memory_bytes
     limit = "" if granted is None else f", --kv-cache-memory is {granted} ({format_bytes(granted)})"
     return ConfigError(
         f"one request of {max_model_len} tokens (max_model_len) needs {format_bytes(least)} of KV cache; "
-        f"{format_bytes(available)} are available on {config.device}{limit}; "
+        f"{format_bytes(available)} are available on {config.device}{_beside_steps(config)}{limit}; "
         f"{' or '.join(remedies) or 'free memory or take a smaller model'}"
     )
 

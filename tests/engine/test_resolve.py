@@ -49,13 +49,52 @@ def test_what_is_resolved_stays_as_it_is(measures: dict[str, Any]) -> None:
 def test_all_that_is_counted_fits(measures: dict[str, Any], gib: float) -> None:
     available = int(gib * 2**30)
     resolved = resolve(EngineConfig(model_path=""), outline(available=available, **measures))
-    taken = resolved.draft_bytes + resolved.rows_bytes + resolved.num_blocks * resolved.block_bytes
-    assert taken < available
+    taken = resolved.draft_bytes + resolved.rows_bytes + resolved.steps_bytes
+    assert taken + resolved.num_blocks * resolved.block_bytes <= available
+    assert (resolved.steps_bytes > 0) == (resolved.config.device == "cuda")
     assert resolved.num_blocks * resolved.config.block_size > resolved.max_model_len
 
 
+@pytest.mark.parametrize("gib", [24, 80, 140])
+def test_the_cache_takes_what_steps_leave_of_a_gpu(gib: int) -> None:
+    """All but 2 GiB of measured steps, 2 % and 256 MiB, whatever was estimated."""
+    shape = outline(available=gib << 30, num_layers=36)
+    resolved = resolve(EngineConfig(model_path=""), shape, steps_bytes=2 << 30)
+    cache = resolved.num_blocks * resolved.block_bytes
+    left = shape.available - resolved.draft_bytes
+    kept = left - resolved.rows_bytes - cache
+    assert 0 <= kept - (2 << 30) - (256 << 20) - left // 50 < 2 * resolved.block_bytes
+    estimated = resolve(EngineConfig(model_path=""), shape)
+    assert abs(estimated.num_blocks - resolved.num_blocks) * resolved.block_bytes < 1 << 30
+
+
+def test_a_cpu_measures_no_steps() -> None:
+    shape, config = outline(device="cpu", dtype=torch.float32), EngineConfig(model_path="")
+    assert resolve(config, shape, steps_bytes=1 << 40) == resolve(config, shape)
+
+
+def test_a_cache_that_leaves_steps_too_little_is_refused_with_the_most_that_it_can_have() -> None:
+    shape = outline(available=24 << 30, num_layers=36)
+    most = resolve(EngineConfig(model_path=""), shape)
+    config = EngineConfig(model_path="", kv_cache_memory_bytes=24 << 30)
+    with pytest.raises(
+        ConfigError, match=r"are available on cuda beside what steps take; set at most"
+    ) as error:
+        resolve(config, shape)
+    limit = int(str(error.value).rsplit(" ", 1)[1])
+    assert (
+        resolve(msgspec.structs.replace(config, kv_cache_memory_bytes=limit), shape).num_blocks
+        == most.num_blocks
+    )
+    with pytest.raises(ConfigError):
+        resolve(msgspec.structs.replace(config, kv_cache_memory_bytes=limit + 1), shape)
+
+
 def test_a_context_that_is_not_set_is_cut_and_one_that_is_set_is_refused() -> None:
-    small, config = outline(available=10**8, has_draft_head=False), EngineConfig(model_path="", max_running=4)
+    small, config = (
+        outline(available=420_000_000, has_draft_head=False),
+        EngineConfig(model_path="", max_running=4),
+    )
     length = resolve(config, small).max_model_len
     assert 0 < length < small.spec.max_position_embeddings
     with pytest.raises(ConfigError, match=f"lower --max-model-len to {length}"):
@@ -65,9 +104,10 @@ def test_a_context_that_is_not_set_is_cut_and_one_that_is_set_is_refused() -> No
 def test_before_the_weights_are_loaded_their_formats_take_no_memory() -> None:
     """A model that will not fit is told by what its weights take, not by what its drafts take."""
     early = replace(outline(has_float8=True, available=600_000_000), counts_weights=False)
-    assert resolve(EngineConfig(model_path=""), early).draft_bytes > early.available
+    config = EngineConfig(model_path="", max_running=4)
+    assert resolve(config, early).draft_bytes > early.available
     with pytest.raises(ConfigError):
-        resolve(EngineConfig(model_path=""), replace(early, counts_weights=True))
+        resolve(config, replace(early, counts_weights=True))
 
 
 def test_a_head_that_may_be_missing_cuts_no_context_before_the_weights_are_loaded() -> None:

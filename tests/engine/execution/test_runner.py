@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
 from headway_testing.local import GREEDY, LocalEngine, Output
+from headway_testing.outline import outline
 from headway_testing.padded import PaddedLaunches, SplitSteps
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from headway.engine import build as assembly
 from headway.engine.execution import graphs as graphs_module
 from headway.engine.execution import prompt_ends as prompt_ends_module
 from headway.engine.execution import warm_up as warm_up_module
@@ -24,9 +27,10 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.resolve import Resolved, resolve
 from headway.engine.sampling import sampler
-from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
+from headway.engine.speculation.drafter import PromptTokens
 from headway.kernels import MIN_ADDED_ROWS
 
 
@@ -207,17 +211,40 @@ def test_the_warm_up_computes_short_and_long_prompts(
     monkeypatch.setattr(runner.warm_up, "policy", PrefillPolicy.uniform(300))
     monkeypatch.setattr(warm_up_module, "WARM_UP_TOKENS", 100)
     sizes: list[int] = []
-    launch = runner.launcher.launch_chunks
+    launch = runner.launcher.launch_tokens
 
-    def noting(chunks: Sequence[PrefillChunk]) -> torch.Tensor:
-        hidden = launch(chunks)
+    def noting(tokens: PromptTokens) -> torch.Tensor:
+        hidden = launch(tokens)
         sizes.append(len(hidden))
         return hidden
 
-    monkeypatch.setattr(runner.launcher, "launch_chunks", noting)
+    monkeypatch.setattr(runner.launcher, "launch_tokens", noting)
     with torch.inference_mode():
         runner.warm_up.run_prompts()
     assert sizes == wanted
+
+
+def test_what_steps_take_is_measured_with_few_blocks_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1,000 bytes that weights left libraries have taken 50; the largest steps and all graphs take 300."""
+    config = EngineConfig(model_path=str(constructed_mimo(tmp_path / "model")), device="cpu")
+    engine = LocalEngine(config).engine
+    sizes: list[int] = []
+
+    def build_device(resolved: Resolved, *_: Any) -> Any:
+        sizes.append(resolved.num_blocks)
+        return SimpleNamespace(measured_bytes=lambda depths, *, progress: 100 * len(depths))
+
+    monkeypatch.setattr(assembly, "build_device", build_device)
+    monkeypatch.setattr(assembly, "available_bytes", lambda _: 950)
+    shape = outline(device="cpu", dtype=torch.float32)
+    resolved = replace(
+        resolve(EngineConfig(model_path="", depth=2), shape), outline=replace(shape, available=1000)
+    )
+    models: Any = SimpleNamespace(target=engine.runner.model)
+    assert assembly.measured_steps_bytes(resolved, models, None, lambda _: None) == 350
+    assert sizes == [16]
 
 
 def test_the_warm_up_of_short_contexts_stays_within_their_block_tables(tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def test_a_gpu_that_is_not_here_is_known_by_its_memory() -> None:
     assert memory.block_bytes == 16 * 37 * 2 * 8 * 128 * 2 + 4096 * 2
     assert device.available_bytes == 80 * GIB - CUDA_CONTEXT_BYTES
     taken = memory.weights_bytes + memory.draft_weights_bytes + memory.rotary_bytes + memory.rows_bytes
+    taken += memory.steps_bytes
     config = EngineConfig(model_path="", device="cuda", max_running=256)
     wanted = num_kv_blocks(
         config,
@@ -238,7 +239,11 @@ def test_a_gpu_that_is_not_here_is_known_by_its_memory() -> None:
 
 @pytest.mark.parametrize(
     ("gib", "told"),
-    [(1, "one request of 32768 tokens .* lower --max-model-len to"), (12, "the weights of .* take 14.6 GiB")],
+    [
+        (1, "0 bytes are available on cuda beside what steps take; lower --max-running or --prefill-chunk"),
+        (4, "one request of 32768 tokens .* lower --max-model-len to"),
+        (12, "the weights of .* take 14.6 GiB"),
+    ],
 )
 def test_a_gpu_that_is_too_small_is_told_with_what_would_be_needed(gib: int, told: str) -> None:
     found = inspect(SHAPES / "mimo-7b", gpu_memory=gib * GIB, load_format="dummy", max_model_len=32768)
@@ -250,7 +255,7 @@ def test_a_gpu_that_is_too_small_is_told_with_what_would_be_needed(gib: int, tol
 
 
 def test_the_context_that_fits_on_a_gpu_is_told_with_a_warning() -> None:
-    """One request, with one block more, takes at most nine tenths of what weights and rows leave."""
+    """One request, with one block more, takes all that weights, rows and steps leave."""
     found = inspect(SHAPES / "mimo-7b", gpu_memory=20 * GIB, load_format="dummy")
     assert found.problem is None
     engine, memory, device = found.engine, found.memory, found.device
@@ -258,7 +263,8 @@ def test_the_context_that_fits_on_a_gpu_is_told_with_a_warning() -> None:
     assert memory is not None
     assert device is not None
     taken = memory.weights_bytes + memory.draft_weights_bytes + memory.rotary_bytes + memory.rows_bytes
-    fitting = int(0.9 * (device.available_bytes - taken)) // memory.block_bytes - 1
+    taken += memory.steps_bytes
+    fitting = (device.available_bytes - taken) // memory.block_bytes - 1
     assert engine.max_model_len == memory.max_model_len == 16 * fitting < 32768
     assert (engine.num_blocks, memory.num_full_requests) == (fitting + 1, 1)
     assert [f"the context is {16 * fitting:,} tokens" in line for line in found.warnings] == [True]

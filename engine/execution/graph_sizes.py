@@ -1,0 +1,52 @@
+"""Tells from some captured graphs how much memory all of them will take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from headway.engine.execution.step_key import StepKey
+
+# Of each kind of step the first is captured, which is the largest, and of all every such one.
+_SAMPLED_EVERY = 16
+
+
+class TakenMemory(NamedTuple):
+    """The bytes of a GPU that are not free, and those that PyTorch has of them."""
+
+    total: int
+    by_torch: int
+
+    @classmethod
+    def now(cls, device: torch.device) -> TakenMemory:
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(total - free, torch.cuda.memory_reserved(device))
+
+    def since(self, earlier: TakenMemory) -> tuple[int, int]:
+        """Returns the bytes that PyTorch has taken since then, and those that CUDA has taken for itself."""
+        by_torch = self.by_torch - earlier.by_torch
+        return by_torch, max(0, self.total - earlier.total - by_torch)
+
+
+def sampled_keys(keys: Sequence[StepKey]) -> list[StepKey]:
+    """Returns some of the keys in their order, with the first of each kind. keys: of each kind the largest
+    first."""
+    kinds: dict[tuple[bool, ...], StepKey] = {}
+    for key in keys:
+        kinds.setdefault((key.num_rows > 0, key.num_prompt_tokens > 0, key.catches_up), key)
+    some = {*kinds.values(), *keys[::_SAMPLED_EVERY]}
+    return [key for key in keys if key in some]
+
+
+def extrapolated_bytes(
+    keys: Sequence[StepKey], some: Sequence[StepKey], by_torch: int, by_cuda: int, *, prompt_token_bytes: int
+) -> int:
+    """Returns the bytes of all graphs. by_torch, by_cuda: of some of them, as `TakenMemory.since` has them.
+
+    All graphs share PyTorch's pool, whose size is that of the largest step, and the hidden states that each
+    keeps of its prompts, of prompt_token_bytes a token. CUDA takes as much for each graph as for another.
+    """
+    num_kept = sum(key.num_prompt_tokens for key in keys) - sum(key.num_prompt_tokens for key in some)
+    return by_torch + num_kept * prompt_token_bytes + by_cuda * len(keys) // len(some)
