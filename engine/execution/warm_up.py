@@ -199,7 +199,10 @@ class WarmUp:
                 graphs.capture(smallest)
                 if precompiler.has_missing:
                     self._capture_all(keys, graphs, lambda done: progress(0.0))
-                    memory.rehearse(lambda: self._prompt_ends.warm_up(1, self._launcher.masks.all))
+                    for step in self._prompt_steps():
+                        memory.rehearse(step)
+                        progress(0.0)
+                    memory.rehearse(lambda: self._try_largest_round(max_depth))
         except Exception:
             logger.warning(
                 "the rehearsal failed: further kernels are compiled one after the other", exc_info=True

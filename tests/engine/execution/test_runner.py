@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
+from headway_testing.hybrid import HybridOracle
 from headway_testing.local import GREEDY, LocalEngine, Output
 from headway_testing.outline import outline
 from headway_testing.padded import PaddedLaunches, SplitSteps
@@ -31,7 +34,12 @@ from headway.engine.resolve import Resolved, resolve
 from headway.engine.sampling import sampler
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.drafter import PromptTokens
+from headway.engine.state import transfer
 from headway.kernels import MIN_ADDED_ROWS
+
+
+def hybrid_folder(path: Path) -> Path:
+    return HybridOracle().save(path)
 
 
 @pytest.mark.parametrize("make", [constructed_mimo, random_qwen2], ids=lambda make: make.__name__)
@@ -222,6 +230,64 @@ def test_the_warm_up_computes_short_and_long_prompts(
     with torch.inference_mode():
         runner.warm_up.run_prompts()
     assert sizes == wanted
+
+
+class Operations(TorchDispatchMode):
+    """Notes what is computed, by the names and the shapes of the operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[str, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shapes = [str(tuple(arg.shape)) for arg in args if isinstance(arg, torch.Tensor)]
+        self.found.add((str(func), *shapes))
+        return func(*args, **(kwargs or {}))
+
+
+class FakeRehearsal:
+    """Launches what a GPU would only record, and lets nothing be copied from the host meanwhile, which a
+    capture would not survive."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations, self._monkeypatch = Operations(), monkeypatch
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def rehearse(self, launch: Callable[[], object]) -> None:
+        with self._monkeypatch.context() as patch, self.operations:
+            patch.setattr(transfer, "_on_host", Mock(side_effect=AssertionError("copied from the host")))
+            launch()
+
+
+@pytest.mark.parametrize("make", [constructed_mimo, hybrid_folder], ids=["attention", "recurrent"])
+def test_a_rehearsal_sees_all_that_is_launched_kernel_by_kernel(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several sizes, products of their tiles, scores, first tokens, and the largest round with its
+    logits adjusted and scored: what it did not see would be compiled one after the other."""
+    path = str(make(tmp_path / "model"))
+    runner = LocalEngine(
+        EngineConfig(model_path=path, device="cpu", prefill_chunk=128, max_running=4)
+    ).engine.runner
+    workers = nullcontext(SimpleNamespace(has_missing=True, num_compiled=1, num_workers=1))
+    monkeypatch.setattr(warm_up_module, "compile_in_workers", lambda *_, **__: workers)
+    monkeypatch.setattr(warm_up_module, "compile_linears", lambda *_: torch.ones(5).cumsum(0))
+    fake, warm_up = FakeRehearsal(monkeypatch), runner.warm_up
+    graphs = SimpleNamespace(capture=lambda key: None, capture_all=lambda *_, **__: None)
+    with torch.inference_mode():
+        warm_up._compile([StepKey(4, 3)], 3, graphs, fake, lambda _: None)  # type: ignore[arg-type]
+        inputs = Operations()
+        with inputs:
+            for lengths in warm_up._tried_lengths(warm_up.policy.most_tokens):
+                warm_up._pass_of(lengths)
+        earnest = Operations()
+        with earnest:
+            warm_up._try_largest_steps(3)
+    assert fake.operations.found
+    assert earnest.found - fake.operations.found <= inputs.found
+    assert any(name.startswith("aten.cumsum") for name, *_ in fake.operations.found)
 
 
 def test_what_steps_take_is_measured_with_few_blocks_and_given_back(
