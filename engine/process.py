@@ -25,7 +25,7 @@ from headway.engine.protocol.logs import configure_logging
 from headway.engine.protocol.messages import Configure, Failure, Heartbeat, Mailbox, Ready
 from headway.engine.scheduling.audit import Auditor
 
-CONFIGURE_SECONDS = 30.0
+LOOK_SECONDS = 1.0
 
 logger = logging.getLogger("headway.engine")
 
@@ -34,8 +34,9 @@ def main(address: str) -> int:
     """Serves until told to leave. Returns the exit status: 0 after a Shutdown, 1 after a failure."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # asks where the threads stand, without a dump of all memory
+    parent = os.getppid()
     with closing(Mailbox(address)) as mailbox:
-        first = _receive_configuration(mailbox)
+        first = _receive_configuration(mailbox, parent)
         if first is None:
             return 1
         config = first.config
@@ -54,9 +55,13 @@ def main(address: str) -> int:
     return 0
 
 
-def _receive_configuration(mailbox: Mailbox) -> Configure | None:
-    messages = mailbox.receive(CONFIGURE_SECONDS)
-    return messages[0] if messages and isinstance(messages[0], Configure) else None
+def _receive_configuration(mailbox: Mailbox, parent: int) -> Configure | None:
+    """Waits as long as the process that started this one may, which may download a model meanwhile."""
+    while os.getppid() == parent:
+        messages = mailbox.receive(LOOK_SECONDS)
+        if messages:
+            return messages[0] if isinstance(messages[0], Configure) else None
+    return None
 
 
 def _serve(first: Configure, mailbox: Mailbox) -> None:

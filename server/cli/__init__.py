@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from headway.server.cli.environment import (
 from headway.server.cli.foreign_flags import UsageError, own_arguments
 from headway.server.cli.options import Option, Value, add_options, parse_switch
 from headway.server.cli.settings import Settings
+from headway.server.engine.child import EngineChild
 from headway.server.engine.inspector import EngineInspector
 
 Config = TypeVar("Config")
@@ -229,7 +230,13 @@ def _serve(settings: Settings) -> int:
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
     _log_what_is_ignored(settings)
-    return _command("serve", "serve")(config, _source(settings, values), _engine_config(values))
+    source, engine_config = _source(settings, values), _engine_config(values)
+    with ExitStack() as stack:
+        child = None
+        with suppress(OSError):  # the start that follows tells of it
+            # It imports torch while this process imports the command.
+            child = stack.enter_context(closing(EngineChild()))
+        return _command("serve", "serve")(config, source, engine_config, child)
 
 
 def _log_what_is_ignored(settings: Settings) -> None:

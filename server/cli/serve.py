@@ -29,6 +29,7 @@ from headway.server.cli.http_protocol import BoundedHttpProtocol
 from headway.server.cli.hub import model_folder, model_name
 from headway.server.cli.listening import allow_many_connections, listen, origins_of, remove_path, url_of
 from headway.server.cli.redaction import without_credentials
+from headway.server.engine.child import EngineChild
 from headway.server.engine.client import EngineClient
 from headway.server.engine.process import Patience
 from headway.server.formats import find_format
@@ -50,8 +51,11 @@ GRACE_SECONDS = 5.0  # for answers to be written after the engine has ended thei
 logger = logging.getLogger("headway.server")
 
 
-def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig) -> int:
-    """Runs until a signal. What can be found wrong before the engine starts is found here."""
+def serve(
+    config: ServerConfig, source: ModelSource, engine_config: EngineConfig, child: EngineChild | None = None
+) -> int:
+    """Runs until a signal. What can be found wrong before the engine is configured is found here. child: its
+    process, which imports libraries meanwhile; None: it is started last."""
     _check_tls(config)
     allow_many_connections()
     with leaving_on_signals(), closing(listen(config)) as listener, ExitStack() as stack:
@@ -66,6 +70,7 @@ def serve(config: ServerConfig, source: ModelSource, engine_config: EngineConfig
             msgspec.structs.replace(engine_config, model_path=str(folder)),
             patience=Patience(serve_seconds=config.engine_timeout),
             token_table=token_table,
+            child=child,
         )
         name, *other_names = config.served_model_name or [model_name(source)]
         source_text = "" if template is None else template.text

@@ -38,7 +38,8 @@ from headway.engine import (
     TokenEvent,
     TokenTable,
 )
-from headway.server.engine.process import ENGINE_COMMAND, EngineProcess, Patience
+from headway.server.engine.child import ENGINE_COMMAND, EngineChild
+from headway.server.engine.process import EngineProcess, Patience
 from headway.server.engine.totals import add_counters, counters_only
 
 MAX_FIRST_STARTS = 3
@@ -97,11 +98,14 @@ class EngineClient:
         patience: Patience | None = None,
         back_off: BackOff | None = None,
         token_table: TokenTable | None = None,
+        child: EngineChild | None = None,
     ) -> None:
-        """token_table: the vocabulary, for grammars; None where requests have none."""
+        """token_table: the vocabulary, for grammars; None where requests have none. child: the process of the
+        engine's first life, if it was started already."""
         self._config = config
         self._token_table = token_table
         self._command = command
+        self._child = child
         self._patience = patience or Patience()
         self._back_off = back_off or BackOff()
         self._ids = itertools.count()
@@ -262,7 +266,9 @@ class EngineClient:
                 command=self._command,
                 patience=self._patience,
                 token_table=self._token_table,
+                child=self._child,
             )
+            self._child = None
             await process.start()
             self._process = process
             failure = await process.ended()

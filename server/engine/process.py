@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -30,14 +28,9 @@ from headway.engine import (
     ToEngine,
     TokenTable,
 )
-from headway.server.engine.private_folder import SOCKET, private_folder
+from headway.server.engine.child import ENGINE_COMMAND, EngineChild
 from headway.server.engine.process_signs import is_stopped, processor_ticks
 
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
-# Threads that wait for each other at the end of each operation spin only briefly: beside another busy process
-# a thread may be without a core for milliseconds, and the others would burn theirs meanwhile. What the user
-# has set stays.
-SPINNING = {"GOMP_SPINCOUNT": "1000"}
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
 # Then the loop's others have their turn: an engine may make them faster than they are taken.
 FRAMES_AT_ONCE = 4
@@ -79,7 +72,10 @@ class EngineProcess:
         command: Sequence[str] = ENGINE_COMMAND,
         patience: Patience | None = None,
         token_table: TokenTable | None = None,
+        child: EngineChild | None = None,
     ) -> None:
+        """child: a process that was started already, which is closed with this one; None: command starts
+        one."""
         self._config = config
         self._token_table = token_table
         self._receive = receive
@@ -99,7 +95,7 @@ class EngineProcess:
         self._taken.callback(self._socket.close)
         self._is_configured = self._will_read = False
         self._failure: Failure | None = None
-        self._process: Process | None = None
+        self._process = child
         self._heard_seconds = self._sign_seconds = self._looked_seconds = time.monotonic()
         self._ticks: int | None = None
         self._is_stuck = False
@@ -115,26 +111,20 @@ class EngineProcess:
         return not self._is_stuck and self._why_stuck() is None
 
     @property
-    def _child(self) -> Process:
+    def _child(self) -> EngineChild:
         assert self._process is not None, "start() comes first"
         return self._process
 
     async def start(self) -> None:
         """Raises OSError; `close` frees what was taken until then."""
         loop = asyncio.get_running_loop()
-        folder = self._taken.enter_context(private_folder())
-        address = f"ipc://{folder / SOCKET}"
+        self._process = self._process or EngineChild(self._command)
         try:
-            self._socket.bind(address)
+            self._socket.bind(self._process.address)
         except zmq.ZMQError as error:
             raise OSError(f"{error} (is TMPDIR too long a path?)") from error
         loop.add_reader(self._socket.fileno(), self._read)
         self._taken.callback(loop.remove_reader, self._socket.fileno())
-        # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, address, stdin=DEVNULL, start_new_session=True, env=_environment()
-        )
-        self._taken.callback(self._kill)
 
     def send(self, message: ToEngine) -> None:
         """Frames to a process that has just ended are lost; its end is reported by `ended`."""
@@ -160,7 +150,7 @@ class EngineProcess:
                 self._failure = self._failure or Failure("crash", reason)
                 await self._show_stacks(exit_code)
                 self._receive(self._failure)
-                self._kill()
+                self._child.kill()
         await self._hear_last_words(exit_code.result())
         return self._failure or Failure("crash", _describe_exit(exit_code.result()))
 
@@ -206,8 +196,7 @@ class EngineProcess:
     async def _show_stacks(self, exit_code: asyncio.Future[int]) -> None:
         """On stderr; a stopped process cannot."""
         if not self._is_halted():
-            with suppress(ProcessLookupError):
-                self._child.send_signal(signal.SIGUSR1)
+            self._child.send_signal(signal.SIGUSR1)
             await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
 
     async def stop(self) -> None:
@@ -215,15 +204,16 @@ class EngineProcess:
         if self.heartbeat.phase == "serve":  # before that no frames are read
             self.send(Shutdown())
             await self._wait_for_exit()
-        with suppress(ProcessLookupError):
-            self._child.terminate()
+        self._child.send_signal(signal.SIGTERM)
         await self._wait_for_exit()
-        self._kill()
+        self._child.kill()
         await self._child.wait()
 
     def close(self) -> None:
         """Kills the process if it has not ended, and frees its resources."""
         self._taken.close()
+        if self._process is not None:
+            self._process.close()
 
     def _read(self) -> None:
         """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by
@@ -252,7 +242,7 @@ class EngineProcess:
             except Exception as error:
                 logger.exception("a frame of the engine could not be taken")
                 self._failure = Failure("crash", f"a frame of the engine could not be taken: {error}")
-                self._kill()
+                self._child.kill()
                 return False
         return True
 
@@ -276,16 +266,6 @@ class EngineProcess:
         while self._failure is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
             self._take_frames(sys.maxsize)
-
-    def _kill(self) -> None:
-        """The whole group: what the engine started must not outlive it."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-
-
-def _environment() -> dict[str, str]:
-    is_decided = "OMP_WAIT_POLICY" in os.environ
-    return {**({} if is_decided else SPINNING), **os.environ}
 
 
 def _describe_exit(exit_code: int) -> str:

@@ -54,7 +54,7 @@ Served = tuple[ServerConfig, ModelSource, EngineConfig]
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     """What `headway serve` would have started."""
     calls: list[Served] = []
-    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments[:3]) or 0)
     return calls
 
 
@@ -63,6 +63,34 @@ def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Se
     assert served == [
         (ServerConfig(), ModelSource(), EngineConfig(model_path="", depth=3, chooses_depth=True))
     ]
+
+
+class FakeChild:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("error", [None, ConfigError("the port is taken")], ids=["served", "refused"])
+def test_the_engine_imports_libraries_while_the_command_is_imported(
+    monkeypatch: pytest.MonkeyPatch, error: ConfigError | None
+) -> None:
+    """It ends with the command, also where that refuses to serve."""
+    child, order = FakeChild(), []
+    monkeypatch.setattr(cli, "EngineChild", lambda: order.append("engine") or child)
+
+    def run(config: ServerConfig, source: ModelSource, engine: EngineConfig, given: FakeChild) -> int:
+        assert given is child
+        assert not child.is_closed
+        if error is not None:
+            raise error
+        return 0
+
+    monkeypatch.setattr(cli, "_command", lambda *name: order.append(name) or run)
+    assert cli.main(["serve"]) == (0 if error is None else 1)
+    assert order == ["engine", ("serve", "serve")]
+    assert child.is_closed
 
 
 def as_file(line: str, folder: Path, between: str) -> str:

@@ -29,7 +29,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     """What `headway serve` would have started."""
     calls: list[Served] = []
-    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments[:3]) or 0)
     return calls
 
 

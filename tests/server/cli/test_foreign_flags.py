@@ -25,7 +25,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSource]]:
     calls: list[tuple[ServerConfig, ModelSource]] = []
-    monkeypatch.setattr(serve, "serve", lambda config, source, _: calls.append((config, source)) or 0)
+    monkeypatch.setattr(serve, "serve", lambda config, source, *_: calls.append((config, source)) or 0)
     return calls
 
 

@@ -33,6 +33,7 @@ from headway.engine import (
     Submit,
     TokenTable,
 )
+from headway.server.engine.child import EngineChild
 from headway.server.engine.client import BackOff, EngineClient
 from headway.server.engine.process import FRAMES_AT_ONCE, Patience
 
@@ -280,6 +281,26 @@ async def test_a_process_that_cannot_be_started_is_told(
     async with started() as client:
         with pytest.raises(EngineDeadError, match="TMPDIR"):
             await within(5, client.wait_until_ready())
+
+
+async def test_a_process_that_was_started_ahead_is_the_first_life_alone() -> None:
+    """It waits for its configuration, which names a model that may be downloaded meanwhile."""
+    command = [sys.executable, "-P", "-m", "headway_testing.fake_process", "serve"]
+    child = EngineChild(command)
+    await asyncio.sleep(0.3)
+    client = EngineClient(CONFIG, command=command, patience=BRIEF, back_off=QUICK, child=child)
+    client.start()
+    try:
+        await within(10, client.wait_until_ready())
+        assert pid_of(client) == child.pid
+        os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: client.status().num_restarts == 1 and client.status().state == "serving")
+        assert pid_of(client) != child.pid
+    finally:
+        await client.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    assert not Path(child.address.removeprefix("ipc://")).parent.exists()
 
 
 async def test_an_engine_without_a_socket_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

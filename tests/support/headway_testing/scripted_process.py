@@ -116,13 +116,15 @@ def run_engine(address: str) -> int:
 
 
 def run_server(arguments: list[str]) -> int:
-    from headway.server.cli import main
+    from headway.server import cli
+    from headway.server.engine.child import EngineChild
     from headway.server.engine.client import EngineClient
 
     engine = [sys.executable, "-P", "-m", "headway_testing.scripted_process"]
     command = importlib.import_module("headway.server.cli.serve")
     command.EngineClient = partial(EngineClient, command=engine)
-    return main(arguments)
+    cli.EngineChild = partial(EngineChild, engine)
+    return cli.main(arguments)
 
 
 if __name__ == "__main__":

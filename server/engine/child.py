@@ -1,0 +1,70 @@
+"""The engine process as the operating system knows it: its start, its end, the folder of its socket.
+
+It may be started long before anything is known of it: it imports its libraries and then waits for its
+configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from headway.server.engine.private_folder import SOCKET, private_folder
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
+_REAP_SECONDS = 0.2
+# Threads that wait for each other at the end of each operation spin only briefly: beside another busy process
+# a thread may be without a core for milliseconds, and the others would burn theirs meanwhile. What the user
+# has set stays.
+_SPINNING = {"GOMP_SPINCOUNT": "1000"}
+
+
+class EngineChild:
+    """A process that connects to `address`. Mutable: whoever it is given to closes it."""
+
+    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        """Raises OSError."""
+        with ExitStack() as taken:
+            self.address = f"ipc://{taken.enter_context(private_folder()) / SOCKET}"
+            # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
+            self._process = subprocess.Popen(
+                [*command, self.address], stdin=subprocess.DEVNULL, start_new_session=True, env=_environment()
+            )
+            taken.callback(self._end)
+            self._taken = taken.pop_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Returns the exit status, that of a signal as a negative number."""
+        return await asyncio.to_thread(self._process.wait)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Does nothing once the process has ended."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kills the whole group: what the engine started must not outlive it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kills the process if it has not ended, and removes the folder. May be called again."""
+        self._taken.close()
+
+    def _end(self) -> None:
+        self.kill()
+        with suppress(subprocess.TimeoutExpired):  # a device may take its time to give the memory back
+            self._process.wait(_REAP_SECONDS)
+
+
+def _environment() -> dict[str, str]:
+    is_decided = "OMP_WAIT_POLICY" in os.environ
+    return {**({} if is_decided else _SPINNING), **os.environ}
