@@ -2,7 +2,7 @@
 serve.
 
 `headway serve` needs a tokenizer. The one written here has a made-up word for every id, so that what a server
-does with text costs what it costs for a real model.
+does with text costs what it costs for a real model. The last id ends a text, which grammars need.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from headway.engine.protocol.errors import ConfigError, HeadwayError
 
 SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
 SPACE = "\u0120"  # how byte-level tokenizers write it
+END = "<|end|>"
+AS_WRITTEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
@@ -55,21 +57,22 @@ def write_folder(name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         vocab_size = read_model_spec(SHAPES / name).vocab_size
         (folder / "tokenizer.json").write_text(json.dumps(made_up_tokenizer(vocab_size)))
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": vocab_size - 1}))
         shutil.copy(SHAPES / name / "config.json", folder)
     except OSError as error:
         raise ConfigError(f"FOLDER is {folder}, it cannot be written: {error}") from None
 
 
 def made_up_tokenizer(vocab_size: int) -> dict[str, object]:
-    """The content of tokenizer.json: 256 bytes, then words of a space and letters. Text is read byte by
-    byte."""
-    tokens = islice(chain(_bytes(), _words()), vocab_size)
+    """The content of tokenizer.json: 256 bytes, then words of a space and letters, last what ends a text,
+    which no text is read as. Text is read byte by byte."""
+    tokens = [*islice(chain(_bytes(), _words()), vocab_size - 1), END]
     model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
     return {
         "version": "1.0",
         "pre_tokenizer": SPLITTING,
         "decoder": SPLITTING,
-        "added_tokens": [],
+        "added_tokens": [{"id": vocab_size - 1, "content": END, "special": True, **AS_WRITTEN}],
         "model": model,
     }
 
