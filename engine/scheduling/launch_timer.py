@@ -25,12 +25,13 @@ _NUM_KNOWN, _NUM_KINDS = 16, 1024
 # Steps whose numbers of rows, prompt tokens and keys before those differ by less than these are of one kind.
 _ROWS, _TOKENS, _KEYS = 16, 128, 2048
 # A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is
-# told of, but not more often than this.
+# told of, but not more often than this. Not one with guided rows: the device waits in it for the host, which
+# fills masks and, at first, captures graphs.
 _SLOW_TIMES, _SLOW_KNOWN, _SLOW_SECONDS, _TOLD_SECONDS = 8, 8, 0.1, 60.0
 
 logger = logging.getLogger(__name__)
 
-Kind = tuple[int, int, int, int]
+Kind = tuple[bool, int, int, int, int]
 
 
 class LaunchTimer:
@@ -58,7 +59,7 @@ class LaunchTimer:
             self._known.clear()
         known = self._known.setdefault(kind, deque(maxlen=_NUM_KNOWN))
         seconds, now = result.seconds.total, self._clock()
-        is_slow = len(known) >= _SLOW_KNOWN and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * min(known))
+        is_slow = not plan.guided_rows and len(known) >= _SLOW_KNOWN and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * min(known))
         if is_slow and (self._told is None or now - self._told >= _TOLD_SECONDS):
             self._told = now
             logger.warning(
@@ -86,4 +87,4 @@ def _kind_of(plan: Plan) -> Kind:
     num_tokens = sum(len(chunk.token_ids) for chunk in plan.prefill)
     start = max((chunk.start for chunk in plan.prefill), default=0)
     num_rows = len(plan.decode_request_ids)
-    return -(-num_rows // _ROWS), plan.depth, -(-num_tokens // _TOKENS), start // _KEYS
+    return bool(plan.guided_rows), -(-num_rows // _ROWS), plan.depth, -(-num_tokens // _TOKENS), start // _KEYS

@@ -341,3 +341,16 @@ def test_a_step_of_many_times_its_usual_length_is_told_of_once_a_minute(
     now = 61.0
     timer.learn_step(plan, StepResult(seconds=StageSeconds(target=0.3)))
     assert len(caplog.records) == 2
+
+
+def test_a_step_that_waits_for_its_masks_blames_no_other_process(caplog: pytest.LogCaptureFixture) -> None:
+    """A grammar's first steps capture their graphs between the halves. They are known by themselves."""
+    timer = LaunchTimer(lambda: 0.0)
+    plain, guided = (Plan(1, 3, decode_request_ids=(0,), guided_rows=rows) for rows in ((), (0,)))
+    for _ in range(8):
+        timer.learn_step(plain, StepResult(seconds=StageSeconds(target=0.02)))
+    for seconds in [0.5] + [0.03] * 8 + [0.5]:
+        timer.learn_step(guided, StepResult(seconds=StageSeconds(target=seconds)))
+    assert not caplog.records
+    timer.expect(guided, 0.0)
+    assert timer.seconds_until_due() == pytest.approx(0.029)
