@@ -21,6 +21,7 @@ from headway.kernels.linear._hopper_gated_linear import streamed_gated_linear
 from headway.kernels.linear._hopper_linear import streamed_linear
 from headway.kernels.linear.batch_invariant_linear import batch_invariant_linear
 from headway.kernels.linear.dispatch import MAX_ROWS, FusedOperation, LinearKernel, WeightFormat
+from headway.kernels.runtime._stderr import without_stderr
 from headway.kernels.types._epilogue import GateActivation
 
 # Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the
@@ -108,7 +109,8 @@ def _operation(gate: GateActivation | None, bias: torch.Tensor | None) -> FusedO
 def keep_sums_whole() -> None:
     """Tells the library, for the whole process, not to split the sums of 16-bit products: by cuBLASLt, which
     alone obeys."""
-    torch.backends.cuda.preferred_blas_library("cublaslt")
+    with without_stderr():
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = (False, False)
     matmul.allow_fp16_reduced_precision_reduction = (False, False)

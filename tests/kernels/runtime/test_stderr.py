@@ -1,0 +1,33 @@
+"""What C++ code writes to stderr past Python's warnings is kept from there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CHOICE = """
+import torch
+from headway.kernels.runtime._stderr import without_stderr
+from contextlib import nullcontext
+with {context}():
+    torch._C._set_blas_preferred_backend(torch._C._BlasBackend.Ck)
+print("told", file=__import__("sys").stderr)
+"""
+ORDERED = "from headway.kernels import keep_sums_whole; keep_sums_whole()"
+
+
+def stderr_of(source: str) -> str:
+    command = [sys.executable, "-P", "-c", source]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stderr
+
+
+def test_a_choice_of_library_is_made_without_a_raw_line() -> None:
+    assert "is an experimental feature" in stderr_of(CHOICE.format(context="nullcontext"))
+    assert stderr_of(CHOICE.format(context="without_stderr")) == "told\n"
+
+
+@pytest.mark.gpu
+def test_sums_are_kept_whole_without_a_raw_line() -> None:
+    assert stderr_of(ORDERED) == ""
