@@ -7,6 +7,8 @@ import json
 import os
 import shlex
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -14,12 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from headway import __version__
-from headway.engine import DRAFTER_TRAITS, EngineInfo
+from headway.engine import DRAFTER_TRAITS, EngineInfo, Phase
 from headway.server.cli.endings import ReaderGoneError
 from headway.server.engine.client import EngineClient
 
 POLL_SECONDS = 0.1
-LINE_EVERY_PERCENT = 25
+LINE_EVERY_PERCENT, LINE_SECONDS = 25, 5.0
+PHASES: dict[Phase, str] = {
+    "load": "loading weights",
+    "capture": "trying and capturing steps",
+    "serve": "ready",
+}
 COMPLETION = {"prompt": "def read_config(path):\n", "max_tokens": 64}
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
@@ -35,12 +42,16 @@ def show(text: str) -> None:
         raise ReaderGoneError from None
 
 
-async def wait_with_progress(engine: EngineClient) -> EngineInfo:
-    """Shows how far loading is: a bar on a terminal, a line now and then elsewhere. Raises as the engine
-    does."""
+async def wait_with_progress(
+    engine: EngineClient, tell: Callable[[str], None] | None = None
+) -> EngineInfo:
+    """Shows how far the start is: by tell a line at each quarter of a phase and every LINE_SECONDS; None: a
+    bar on a terminal, lines on stderr elsewhere. Raises as the engine does."""
     console = Console(stderr=True)
-    show = _show_bar if console.is_terminal else _show_lines
-    showing = asyncio.create_task(show(engine, console))
+    if tell is None and console.is_terminal:
+        showing = asyncio.create_task(_show_bar(engine, console))
+    else:
+        showing = asyncio.create_task(_show_lines(engine, tell or _print_line))
     try:
         return await engine.wait_until_ready()
     finally:
@@ -52,20 +63,28 @@ async def wait_with_progress(engine: EngineClient) -> EngineInfo:
 async def _show_bar(engine: EngineClient, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("loading weights", total=1.0)
+        task = progress.add_task(PHASES["load"], total=1.0)
         while True:
-            progress.update(task, completed=engine.status().progress)
+            status = engine.status()
+            progress.update(task, description=PHASES[status.phase], completed=status.progress)
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def _show_lines(engine: EngineClient, console: Console) -> None:
-    shown = -1
+async def _show_lines(engine: EngineClient, tell: Callable[[str], None]) -> None:
+    began = told = time.monotonic()
+    shown: tuple[Phase, int] | None = None
     while True:
-        percent = int(100 * engine.status().progress)
-        if percent // LINE_EVERY_PERCENT > shown // LINE_EVERY_PERCENT:
-            shown = percent
-            print(f"loading weights: {percent} %", file=sys.stderr, flush=True)
+        status, now = engine.status(), time.monotonic()
+        percent = int(100 * status.progress)
+        reached = (status.phase, percent // LINE_EVERY_PERCENT)
+        if reached != shown or now - told >= LINE_SECONDS:
+            shown, told = reached, now
+            tell(f"{PHASES[status.phase]}: {percent} %, {now - began:.0f} s")
         await asyncio.sleep(POLL_SECONDS)
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def banner(

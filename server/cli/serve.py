@@ -323,7 +323,7 @@ async def _announce_to_people(services: Services, url: str, unix_socket: str | N
 
 async def _announce_to_machines(services: Services, url: str, unix_socket: str | None) -> None:
     """An object, as everything else that is written."""
-    info = await services.engine.wait_until_ready()
+    info = await wait_with_progress(services.engine, logger.info)
     fields = banner_fields(services.model_name, info, url, unix_socket)
     fields["tool_format"] = services.output_format.name
     fields["chat_note"] = services.chat_note

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -27,12 +28,13 @@ from headway.engine import ConfigError, DraftCheck, EngineConfig, EngineDeadErro
 from headway.server import cli
 from headway.server.app import create_app
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
-from headway.server.cli import options, serve
+from headway.server.cli import console, options, serve
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.foreign_flags import REMOVED
 from headway.server.cli.options import Option, parse_size
 from headway.server.cli.serve import DrainingServer
 from headway.server.cli.settings import Settings
+from headway.server.engine.client import EngineStatus
 from headway.server.requests.services import Services
 
 
@@ -651,7 +653,35 @@ async def test_progress_is_told_in_lines_and_a_failed_start_is_raised(
     else:
         with pytest.raises(type(error)):
             await wait_with_progress(engine)
-    assert capsys.readouterr().err == "loading weights: 100 %\n"
+    assert capsys.readouterr().err == "ready: 100 %, 0 s\n"
+
+
+class CompilingEngine(FakeEngine):
+    """Mutable: loads, then compiles for long without news of its progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def status(self) -> EngineStatus:
+        self.looks += 1
+        phase, progress = ("load", 0.25 * self.looks) if self.looks <= 3 else ("capture", 0.0)
+        return replace(super().status(), phase=phase, progress=progress)
+
+    async def wait_until_ready(self) -> object:
+        await until(lambda: self.looks == 12)
+        return self.info
+
+
+async def test_no_phase_of_a_start_is_quiet_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.05)
+    lines: list[str] = []
+    await wait_with_progress(CompilingEngine(), lines.append)
+    assert [line.split(",")[0] for line in lines[:4]] == [
+        "loading weights: 25 %", "loading weights: 50 %", "loading weights: 75 %", "trying and capturing steps: 0 %",
+    ]  # fmt: skip
+    assert len(lines) > 5
 
 
 @pytest.mark.parametrize(
