@@ -20,6 +20,7 @@ from headway.engine.options import draft_maker, has_ordered_sums
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
+from headway.engine.protocol.logs import log_seconds
 from headway.engine.protocol.messages import EngineInfo
 from headway.engine.resolve import (
     Resolved,
@@ -73,15 +74,19 @@ def assemble(
     _warn_of_meaningless_text(config)
     spec = read_model_spec(config.model_path)
     early = resolve(config, announced(config, spec, facts, available_bytes(facts.device)))
-    models = _load(config, early, progress)
+    with log_seconds("loading weights"):
+        models = _load(config, early, progress)
     loaded = Outline.of_loaded(models, facts, available_bytes(facts.device))
     resolved = resolve(config, loaded)
-    prepare_models(resolved, models)
+    with log_seconds("choosing formats and kernels"):
+        prepare_models(resolved, models)
     if facts.device.type == "cuda" and config.kv_cache_memory_bytes is None:
-        steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
+        with log_seconds("compiling and trying steps"):
+            steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
         resolved = resolve(config, loaded, steps_bytes=steps_bytes)
     warn_of_cut_context(config, spec, resolved)
-    runner = build_device(resolved, models, drafter)
+    with log_seconds("taking memory"):
+        runner = build_device(resolved, models, drafter)
     info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, models))
     return Engine(build_host(resolved), runner, info)
 

@@ -16,14 +16,15 @@ import sys
 import traceback
 from contextlib import closing
 
-from headway.engine.build import assemble, measured_policy
+from headway.engine.build import Engine, assemble, measured_policy
 from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import EngineLoop
 from headway.engine.probe import act_on_check, check_drafts, check_logits, wants_check
 from headway.engine.protocol.errors import HeadwayError
-from headway.engine.protocol.logs import configure_logging
-from headway.engine.protocol.messages import Configure, Failure, Heartbeat, Mailbox, Ready
+from headway.engine.protocol.logs import configure_logging, log_seconds
+from headway.engine.protocol.messages import Configure, EngineInfo, Failure, Heartbeat, Mailbox, Ready
 from headway.engine.scheduling.audit import Auditor
+from headway.kernels import log_compilations
 
 LOOK_SECONDS = 1.0
 
@@ -41,6 +42,7 @@ def main(address: str) -> int:
             return 1
         config = first.config
         configure_logging(config.log_level, config.log_format)
+        log_compilations()
         try:
             _serve(first, mailbox)
         except HeadwayError as error:
@@ -73,17 +75,16 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
         measuring=lambda _: mailbox.send(Heartbeat("capture", 0.0)),
     )
     depths = range(engine.info.depth + 1)
-    engine.runner.capture(
-        depths,
-        progress=lambda done: mailbox.send(Heartbeat("capture", done)),
-        mixed_depths=engine.scheduler.state.mixed_depths,
-    )
+    with log_seconds("capturing steps"):
+        engine.runner.capture(
+            depths,
+            progress=lambda done: mailbox.send(Heartbeat("capture", done)),
+            mixed_depths=engine.scheduler.state.mixed_depths,
+        )
     if engine.info.depth:
-        engine.scheduler.set_depth_policy(measured_policy(engine))
-    check_logits(engine)
-    info = engine.info
-    if wants_check(info):
-        info = act_on_check(engine, check_drafts(engine), is_required=config.require_speculation)
+        with log_seconds("measuring rounds"):
+            engine.scheduler.set_depth_policy(measured_policy(engine))
+    info = _checked(engine, is_required=config.require_speculation)
     # What is there now stays: a full collection that walks over all of it would stop every stream for some 50
     # ms.
     gc.collect()
@@ -95,6 +96,16 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     mailbox.send(Ready(info))
     while loop.step() and os.getppid() == parent:
         pass
+
+
+def _checked(engine: Engine, *, is_required: bool) -> EngineInfo:
+    """Returns the facts with the check of the draft head, which may turn speculation off. Raises ModelError
+    and ConfigError."""
+    with log_seconds("checking logits and drafts"):
+        check_logits(engine)
+        if not wants_check(engine.info):
+            return engine.info
+        return act_on_check(engine, check_drafts(engine), is_required=is_required)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from headway.kernels.recurrent.delta_chunks import delta_chunks
 from headway.kernels.recurrent.delta_windows import delta_windows
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.runtime._device import has_float8_products, memory_bandwidth
-from headway.kernels.runtime._precompile import compile_in_workers
+from headway.kernels.runtime._precompile import compile_in_workers, log_compilations
 from headway.kernels.sampling.mask_logits import mask_logits
 from headway.kernels.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.sampling.sample import gumbel_noise, sample
@@ -116,6 +116,7 @@ __all__ = [
     "begin_decode",
     "can_be_packed",
     "compile_in_workers",
+    "log_compilations",
     "convolve_chunks",
     "convolve_windows",
     "copy_entries",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,6 +13,8 @@ import msgspec
 
 LogFormat = Literal["human", "json"]
 HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+logger = logging.getLogger("headway.start")
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,6 +39,14 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(HUMAN))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+@contextmanager
+def log_seconds(what: str) -> Iterator[None]:
+    """Logs at debug how long it took."""
+    began = time.monotonic()
+    yield
+    logger.debug("%s took %.2f s", what, time.monotonic() - began)
 
 
 class _Warnings(logging.Handler):

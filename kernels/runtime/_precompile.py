@@ -172,6 +172,18 @@ def compile_in_workers(
         precompiler.abort()
 
 
+def log_compilations() -> None:
+    """From now on logs at debug which kernels this process compiles itself: those that no worker did."""
+    if triton is None or not logger.isEnabledFor(logging.DEBUG):
+        return
+
+    def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            logger.debug("compiled %s in this process", src.name)
+
+    triton.knobs.compilation.listener = listen
+
+
 def _specialization_of(fn: Any, compile: dict[str, Any]) -> Specialization:
     """compile: what Triton hands its hook. Only the serialised data have all options."""
     target = triton.runtime.driver.active.get_current_target()

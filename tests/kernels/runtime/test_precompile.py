@@ -18,7 +18,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from headway.kernels import compile_in_workers
+from headway.kernels import compile_in_workers, log_compilations
 from headway.kernels.runtime._precompile import Precompiler
 from headway.kernels.runtime._precompile_worker import (
     Answer,
@@ -126,6 +126,23 @@ def launch_all(module: ModuleType) -> None:
     module.summed[GRID](x, out, SIZES=(4, 2))
     module.summed[GRID](x, out, SIZES=(4, 4))
     module.Folder.tripled[GRID](x, out)
+
+
+def test_what_this_process_compiles_itself_is_logged_at_debug(
+    made_up: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what workers compile, whose kernels it finds in the cache."""
+    monkeypatch.setattr(triton.knobs.compilation, "listener", None)
+    caplog.set_level(logging.DEBUG)
+    log_compilations()
+    x = torch.ones(16)
+    with compile_in_workers():
+        for dtype in FLOATS:
+            made_up.doubled[GRID](x.to(dtype), x.to(dtype), BLOCK=16)
+    launch_all(made_up)
+    told = [record.getMessage() for record in caplog.records if "in this process" in record.getMessage()]
+    names = ["doubled", "summed", "summed", "tripled"]
+    assert [line.split()[1].rpartition(".")[2] for line in told] == names, "the first is compiled here, too"
 
 
 def test_launches_only_record_and_find_what_workers_compiled_afterwards(
