@@ -94,9 +94,11 @@ class WarmUp:
             _, of_steps = bytes_taken_by(lambda: self._try_largest_steps(max_depth))
             taken = TakenMemory.now(device)
             some = sampled_keys(keys)
-            self._capture_all(some, graphs, progress)
-            for key in some:
+            for done, key in enumerate(some, start=1):
+                self._pack(key)
+                graphs.capture(key)
                 graphs.run(key)  # CUDA takes some of a graph's memory when it is first replayed
+                progress(done / len(some))
             torch.cuda.synchronize(device)
             by_torch, by_cuda = TakenMemory.now(device).since(taken)
         model = self._launcher.context.model
@@ -221,16 +223,15 @@ class WarmUp:
         graphs: GraphCache[StepKey, StepOutcome],
         progress: Callable[[float], None],
     ) -> None:
+        graphs.capture_all(keys, progress, prepare=self._pack)
+
+    def _pack(self, key: StepKey) -> None:
         """One chunk of row 0, which is padding and has no blocks, stands for the prompts of every key."""
-
-        def pack(key: StepKey) -> None:
-            if key.num_prompt_tokens:
-                token_ids = (0,) * key.num_prompt_tokens
-                self._launcher.pack(
-                    [PrefillChunk(0, 0, 0, token_ids, hidden_block_id=None, is_last=False)], key
-                )
-
-        graphs.capture_all(keys, progress, prepare=pack)
+        if key.num_prompt_tokens:
+            token_ids = (0,) * key.num_prompt_tokens
+            self._launcher.pack(
+                [PrefillChunk(0, 0, 0, token_ids, hidden_block_id=None, is_last=False)], key
+            )
 
     def _try_largest_steps(self, max_depth: int) -> None:
         self.run_prompts()

@@ -24,6 +24,7 @@ from headway.engine import build as assembly
 from headway.engine.execution import graphs as graphs_module
 from headway.engine.execution import prompt_ends as prompt_ends_module
 from headway.engine.execution import warm_up as warm_up_module
+from headway.engine.execution.graph_sizes import TakenMemory
 from headway.engine.execution.graphs import GraphCache
 from headway.engine.execution.step_key import StepGrid, StepKey, row_counts
 from headway.engine.protocol.config import EngineConfig
@@ -288,6 +289,32 @@ def test_a_rehearsal_sees_all_that_is_launched_kernel_by_kernel(
     assert fake.operations.found
     assert earnest.found - fake.operations.found <= inputs.found
     assert any(name.startswith("aten.cumsum") for name, *_ in fake.operations.found)
+
+
+def test_each_graph_that_is_measured_replays_the_prompts_that_were_packed_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller graph must not read the chunks of a larger one. Of 2 graphs PyTorch takes 300 bytes and CUDA
+    20 for itself; the key that is left out keeps 4 hidden states of 64 float32; steps take 1,000."""
+    path = str(constructed_mimo(tmp_path / "model"))
+    runner = LocalEngine(EngineConfig(model_path=path, device="cpu", prefill_chunk=64)).engine.runner
+    warm_up, calls = runner.warm_up, []
+    taken = iter([TakenMemory(5000, 100), TakenMemory(5320, 400)])
+    monkeypatch.setattr(warm_up_module, "TakenMemory", SimpleNamespace(now=lambda _: next(taken)))
+    monkeypatch.setattr(warm_up_module, "bytes_taken_by", lambda run: (run(), 1000))
+    monkeypatch.setattr(warm_up_module, "sampled_keys", lambda keys: [keys[0], keys[2]])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(warm_up, "_compile", lambda *_: None)
+    monkeypatch.setattr(warm_up, "_try_largest_steps", lambda depth: calls.append(("try", depth)))
+    monkeypatch.setattr(runner.launcher, "pack", lambda chunks, key: calls.append(("pack", key)))
+    graphs: Any = SimpleNamespace(
+        capture=lambda key: calls.append(("capture", key)), run=lambda key: calls.append(("run", key))
+    )
+    large, between, small = (StepKey(num_prompt_tokens=n) for n in (16, 4, 1))
+    found = warm_up.measured_bytes([large, between, small], 3, graphs, None, lambda _: None)  # type: ignore[arg-type]
+    assert found == 1000 + 300 + 4 * 64 * 4 + 20 * 3 // 2
+    steps = [(verb, key) for key in (large, small) for verb in ("pack", "capture", "run")]
+    assert calls == [("try", 3), *steps]
 
 
 def test_what_steps_take_is_measured_with_few_blocks_and_given_back(
