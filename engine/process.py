@@ -76,11 +76,7 @@ def _serve(first: Configure, mailbox: Mailbox) -> None:
     )
     depths = range(engine.info.depth + 1)
     with log_seconds("capturing steps"):
-        engine.runner.capture(
-            depths,
-            progress=lambda done: mailbox.send(Heartbeat("capture", done)),
-            mixed_depths=engine.scheduler.state.mixed_depths,
-        )
+        engine.runner.capture(depths, progress=lambda done: mailbox.send(Heartbeat("capture", done)))
     if engine.info.depth:
         with log_seconds("measuring rounds"):
             engine.scheduler.set_depth_policy(measured_policy(engine))

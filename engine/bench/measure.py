@@ -86,7 +86,7 @@ class Driver:
 
     def warm_up(self, *, batch: int, depth: int, input_len: int) -> None:
         """A few rounds like those to be measured: kernels are compiled, rounds captured."""
-        self.engine.scheduler.set_depth(depth, has_mixed=True)
+        self.engine.scheduler.set_depth(depth)
         self._start_together(self._next_prompts(batch, input_len), NUM_WARM_ROUNDS * (depth + 1))
         self._drain()
         self._num_taken = 0
@@ -94,7 +94,7 @@ class Driver:
     def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
         """Rounds of all rows, until the first has all its tokens, of which there are `least_new_tokens` or
         more."""
-        self.engine.scheduler.set_depth(depth, has_mixed=True)
+        self.engine.scheduler.set_depth(depth)
         tokens = len(self._start_together(self._next_prompts(batch, input_len), output_len))
         marks: list[tuple[float, int]] = []  # seconds, tokens so far
         for events in self._steps():
@@ -140,7 +140,7 @@ class Driver:
 
     def prefill_seconds(self, *, num_prompts: int, length: int, depth: int) -> float:
         """Returns the time from the prompts' arrival to the last one's first token."""
-        self.engine.scheduler.set_depth(depth, has_mixed=True)
+        self.engine.scheduler.set_depth(depth)
         prompts = [self._random_prompt(length) for _ in range(num_prompts)]
         started = time.perf_counter()
         self._send(prompts, 1)
@@ -152,7 +152,7 @@ class Driver:
     ) -> float:
         """Output tokens a second where each request that ends is followed by the next: what a server with
         this number of streams could do at best. Prompts are counted in the time, not in the tokens."""
-        self.engine.scheduler.set_depth(depth, has_mixed=True)
+        self.engine.scheduler.set_depth(depth)
         num_left = num_requests - num_streams
         started = time.perf_counter()
         self._submit(num_streams, input_len, output_len)

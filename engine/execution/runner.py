@@ -6,7 +6,7 @@ Knows tensors and the model; knows nothing of requests beyond their rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -76,26 +76,19 @@ class Runner:
         if self.device.type == "cuda":
             memory = GraphMemory(self.device)
             self.graphs = GraphCache(self.launcher.launch, memory)
-            self.grid = StepGrid.of(len(rows.limits), most, policy.mixed, full_depth=max_depth)
+            self.grid = StepGrid.of(len(rows.limits), most, policy.mixed)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
         self.graph_memory = memory
         self._masked_step = MaskedStep(self.launcher, memory)
 
     @torch.inference_mode()
-    def capture(
-        self,
-        depths: Iterable[int],
-        *,
-        progress: Callable[[float], None],
-        mixed_depths: Collection[int] | None = None,
-    ) -> None:
+    def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
         """Makes the steps of these depths ready before the first request comes; all rows are padding. Does
-        nothing on a CPU. Raises ConfigError where the memory does not suffice. mixed_depths: of the rounds
-        that share their passes with prompts; None: the largest depth alone."""
+        nothing on a CPU. Raises ConfigError where the memory does not suffice."""
         depths = tuple(depths)
         if self.graphs is None or self.graph_memory is None or not depths:
             return
-        keys = self._captured_keys(depths, mixed_depths or {max(depths)})
+        keys = self._captured_keys(depths)
         self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
         self._ring.restart()
 
@@ -105,14 +98,13 @@ class Runner:
         kernels, and keeps what it has taken. Raises ConfigError where the memory does not suffice."""
         assert self.graphs is not None, "steps are not captured on a CPU"
         assert self.graph_memory is not None, "steps are not captured on a CPU"
-        keys = self._captured_keys(depths, depths)
+        keys = self._captured_keys(depths)
         return self.warm_up.measured_bytes(keys, max(depths), self.graphs, self.graph_memory, progress)
 
-    def _captured_keys(self, depths: Collection[int], mixed_depths: Collection[int]) -> list[StepKey]:
+    def _captured_keys(self, depths: Collection[int]) -> list[StepKey]:
         assert self.grid is not None, "steps are not captured on a CPU"
         return self.grid.captured(
             depths,
-            mixed_depths,
             self.warm_up.policy,
             catches_up=self.launcher.context.drafter.traits.leaves_pending and max(depths) > 0,
         )

@@ -19,9 +19,9 @@ from headway.kernels import PaddedForm, padded_form, splits_keys
 # vain.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
-# Mixed passes of less than the full depth are padded to this number of rows at least: such passes are rare,
-# and most of their tokens are those of prompts.
-_LEAST_SHALLOW_ROWS = 64
+# Rounds that share their pass with prompts are padded to every second number of rows, and to this number of
+# tokens at least: most tokens of such a pass are those of prompts, and each depth has graphs of its own.
+_LEAST_MIXED_TOKENS = 64
 # More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model,
 # H200).
 MAX_REPLAYED_TOKENS = 1024
@@ -51,23 +51,20 @@ class StepKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepGrid:
     """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round.
-    full_depth: rounds of fewer drafts have fewer sizes for passes with prompts. Prompts of more than the
-    largest count, of more than MAX_CHUNKS chunks or with many cached keys have no key."""
+    Prompts of more than the largest count, of more than MAX_CHUNKS chunks or with many cached keys have no
+    key."""
 
     row_counts: tuple[int, ...]
     prompt_counts: tuple[int, ...] = ()
     mixed_counts: tuple[int, ...] = ()
-    full_depth: int = 0
 
     @classmethod
-    def of(
-        cls, max_rows: int, max_prompt_tokens: int = 0, max_mixed_tokens: int = 0, *, full_depth: int = 0
-    ) -> StepGrid:
+    def of(cls, max_rows: int, max_prompt_tokens: int = 0, max_mixed_tokens: int = 0) -> StepGrid:
         """Returns the sizes up to these limits. 0 prompt tokens: prompts are not padded at all."""
         if max_prompt_tokens == 0:
-            return cls(row_counts(max_rows), full_depth=full_depth)
+            return cls(row_counts(max_rows))
         mixed = mixed_token_counts(min(max_mixed_tokens, max_prompt_tokens))
-        return cls(row_counts(max_rows), token_counts(max_prompt_tokens), mixed, full_depth)
+        return cls(row_counts(max_rows), token_counts(max_prompt_tokens), mixed)
 
     def round(self, wanted: StepKey) -> StepKey:
         """Returns the key of the smallest round that holds the rows of the wanted one."""
@@ -101,21 +98,17 @@ class StepGrid:
         return self.row_counts[::-2][::-1]
 
     def _mixed_row_counts(self, depth: int) -> tuple[int, ...]:
-        if depth >= self.full_depth:
-            return self.row_counts
-        least = min(_LEAST_SHALLOW_ROWS, self.row_counts[-1])
+        least = min(-(-_LEAST_MIXED_TOKENS // (depth + 1)), self.row_counts[-1])
         return tuple(n for n in self._fewer_row_counts if n >= least)
 
-    def captured(
-        self, depths: Iterable[int], mixed_depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool
-    ) -> list[StepKey]:
-        """Returns the keys to be captured at the start: mixed passes of some depths, prompts, rounds of all
-        depths, and catching up, of each kind the largest first, so that the smaller ones fit into the memory
-        of the larger."""
+    def captured(self, depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool) -> list[StepKey]:
+        """Returns the keys to be captured at the start: mixed passes and rounds of all depths, prompts, and
+        catching up, of each kind the largest first, so that the smaller ones fit into the memory of the
+        larger."""
         deepest_first = sorted(depths, reverse=True)
         mixed = [
             StepKey(n, depth, tokens)
-            for depth in sorted(mixed_depths, reverse=True)
+            for depth in deepest_first
             for n in reversed(self._mixed_row_counts(depth))
             for tokens in reversed(self.mixed_counts)
             if policy.may_mix(n * (depth + 1), tokens)

@@ -26,8 +26,8 @@ class Load(NamedTuple):
     """The decode round that the step's prompt tokens would delay.
 
     num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist
-    for rounds of its kind: at least one row drafts at full depth, and no row adjusts its logits or returns
-    log-probabilities. num_keys: cached tokens of the prompt that is computed first.
+    for rounds of its kind: no row adjusts its logits or returns log-probabilities. num_keys: cached tokens of
+    the prompt that is computed first.
     """
 
     num_tokens: int

@@ -20,12 +20,6 @@ from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler_state import SchedulerState
 
 
-def mixed_depths(config: EngineConfig) -> set[int]:
-    """Returns the depths of the rounds that may share their passes with prompts: each has graphs of its own
-    for that."""
-    return {0, config.depth} if config.chooses_depth else {config.depth}
-
-
 class RoundDepth:
     """Mutable: writes the depth of the scheduler's state. is_fixed: the policy is told of the rounds, but not
     asked."""
@@ -46,9 +40,9 @@ class RoundDepth:
         if not decoding or state.num_audits:
             return
         depths: Sequence[int] = range(state.depth_limit + 1)
-        if num_prompt_tokens or (self._has_graphs and not state.is_plain()):
-            # Graphs of rare kinds, captured while requests run, are of few depths, too.
-            depths = [depth for depth in depths if depth in state.mixed_depths] or depths
+        if self._has_graphs and not state.is_plain():
+            # Graphs of rare kinds are captured while requests run: they are of few depths.
+            depths = sorted({0, state.depth_limit})
         load = RoundLoad(
             len(decoding),
             _num_context_tokens(decoding),

@@ -39,7 +39,7 @@ from headway.engine.scheduling.plan import (
 from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, Load, PrefillPolicy
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
-from headway.engine.scheduling.rounds import Masking, RoundDepth, count_pending, join_round, mixed_depths
+from headway.engine.scheduling.rounds import Masking, RoundDepth, count_pending, join_round
 from headway.engine.scheduling.scheduler_state import new_state
 from headway.engine.scheduling.updates import fault_event
 
@@ -87,7 +87,6 @@ class Scheduler:
             config,
             num_blocks=num_blocks,
             depth=config.depth if drafter.has_drafts else 0,
-            mixed_depths=mixed_depths(config) if drafter.has_drafts else {0},
             drafter=drafter,
             model_identity=model_identity,
             kv_dtype=kv_dtype,
@@ -144,19 +143,12 @@ class Scheduler:
         stats.num_kv_blocks_cached = blocks.num_cached
         return copy.deepcopy(stats)
 
-    def set_depth(self, depth: int, *, has_mixed: bool = False) -> None:
+    def set_depth(self, depth: int) -> None:
         """Sets the drafts of a round from the next step on, at most those of the configuration; the most of
         them, where a policy chooses. Requests may be running: what rounds without drafts leave to the drafter
-        is caught up with before a round drafts again.
-
-        has_mixed: mixed passes were captured for rounds of this depth, too. Without it prompts share no pass
-        with shallower rounds than before, whose mixed passes would be launched kernel by kernel and captured
-        while requests run.
-        """
+        is caught up with before a round drafts again."""
         assert 0 <= depth <= self.state.max_depth, f"depth is {depth}"
         self.state.depth = self.state.depth_limit = depth
-        if has_mixed:
-            self.state.mixed_depths.add(depth)
 
     def fix_depth(self, depth: int | None) -> None:
         """Gives each round from the next step on exactly this depth, also where a policy would choose. None:
@@ -331,8 +323,8 @@ class Scheduler:
             (r for r in state.running if r.status is Status.PREFILLING), key=state.waiting.turn, default=None
         )
         depth = max(map(state.depth_cap, decoding), default=-1)
-        is_common = depth in state.mixed_depths and state.is_plain()
-        return Load(len(decoding) * (depth + 1), is_common, 0 if first is None else first.num_computed)
+        num_keys = 0 if first is None else first.num_computed
+        return Load(len(decoding) * (depth + 1), state.is_plain(), num_keys)
 
     def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
         """Returns the chunks and the decoding rows of the step's forward pass.

@@ -34,11 +34,10 @@ class SchedulerState:
 
     requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
     depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets;
-    max_depth: the most that this may be set to; mixed_depths: those of the rounds for which mixed passes were
-    captured. depth_policy: chooses the depth; None: it is the limit. has_late_slots: the drafter sees the
-    tokens of a round in a later one. holds_rounds: while true no round is planned. fault_events and
-    broken_block_ids wait until the scheduler hands them out. num_audits: how many of the requests are audits:
-    none or all; audit_stats: their counters, which nobody reads.
+    max_depth: the most that this may be set to. depth_policy: chooses the depth; None: it is the limit.
+    has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round
+    is planned. fault_events and broken_block_ids wait until the scheduler hands them out. num_audits: how
+    many of the requests are audits: none or all; audit_stats: their counters, which nobody reads.
     """
 
     block_size: int
@@ -52,7 +51,6 @@ class SchedulerState:
     depth: int
     depth_limit: int
     max_depth: int
-    mixed_depths: set[int]
     has_late_slots: bool
     holds_rounds: bool = False
     depth_policy: DepthPolicy | None = None
@@ -180,7 +178,6 @@ def new_state(
     *,
     num_blocks: int,
     depth: int,
-    mixed_depths: set[int],
     drafter: DrafterTraits,
     model_identity: str,
     kv_dtype: str,
@@ -188,8 +185,8 @@ def new_state(
     prompt_grid: int | None,
     clock: Callable[[], float],
 ) -> SchedulerState:
-    """Returns the state before the first request. depth: the most drafts of a round. mixed_depths: see
-    SchedulerState; the other arguments: see Scheduler."""
+    """Returns the state before the first request. depth: the most drafts of a round. The other arguments: see
+    Scheduler."""
     checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
     blocks = BlockAllocator(num_blocks, on_unpublish=None if checkpoints is None else checkpoints.drop)
     prefixes = PrefixCache(
@@ -214,6 +211,5 @@ def new_state(
         depth,
         depth_limit=depth,
         max_depth=depth,
-        mixed_depths=mixed_depths,
         has_late_slots=depth > 0 and drafter.leaves_pending,
     )

@@ -188,7 +188,7 @@ def run_rounds(model: Model, drafter: str, num_rounds: int) -> None:
     while watch.num_rounds < num_rounds or active:
         if chance.random() < 0.05:
             most = chance.choice((1, NUM_ROWS, NUM_ROWS + 4))
-            scheduler.set_depth(chance.randint(0, MAX_DEPTH), has_mixed=True)
+            scheduler.set_depth(chance.randint(0, MAX_DEPTH))
         while len(active) < most and watch.num_rounds < num_rounds and chance.random() < 0.7:
             index, length = chance.randrange(len(model.cases)), chance.randint(1, NUM_TOKENS)
             case = model.cases[index]

@@ -104,7 +104,7 @@ class Session:
         """Sets the drafts of rounds and the prompt tokens of steps, at least the model's piece; None: the
         engine's own policy."""
         scheduler, own = self.engine.scheduler, self._own_prefill
-        scheduler.set_depth(depth, has_mixed=True)
+        scheduler.set_depth(depth)
         if chunk is None:
             scheduler.set_prefill(own)
         else:

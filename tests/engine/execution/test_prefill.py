@@ -73,36 +73,35 @@ def test_graphs_are_for_ever_more_tokens_as_far_as_steps_go(most: int) -> None:
     assert (token_counts(8192)[-1], mixed_token_counts(8192)[-1]) == (1024, 384)
 
 
-@pytest.mark.parametrize(
-    ("depths", "mixed_depths"), [((0,), {0}), ((0, 1, 2, 3), {3}), ((0, 1, 2, 3), {0, 3})]
-)
-def test_steps_are_captured_at_the_start(depths: tuple[int, ...], mixed_depths: set[int]) -> None:
+@pytest.mark.parametrize("depths", [(0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("max_rows", [5, 40, 130])
+def test_steps_are_captured_at_the_start(depths: tuple[int, ...], max_rows: int) -> None:
     """Every pass of prompts, every plain round, and every mixed pass that the policy plans; none twice."""
-    grid = StepGrid.of(40, 1024, 384, full_depth=max(depths))
+    grid = StepGrid.of(max_rows, 1024, 384)
     policy = PrefillPolicy.uniform(512, mixed_above_tokens=8)
-    captured = grid.captured(depths, mixed_depths, policy, catches_up=True)
+    captured = grid.captured(depths, policy, catches_up=True)
     assert len(set(captured)) == len(captured)
     for lengths in ([1], [32], [33], [1, 1], [513], [700, 300], [1024]):
         assert grid.prompts(chunks_of(lengths)) in captured
-    for num_rows in range(1, 41):
+    for num_rows in range(1, max_rows + 1):
         assert grid.catch_up(num_rows) in captured
         for depth in depths:
             assert grid.round(StepKey(num_rows, depth)) in captured
-        for depth in mixed_depths:
             wanted, num_tokens = StepKey(num_rows, depth), num_rows * (depth + 1)
             for length in range(1, policy.mixed_with(num_tokens) + 1, 37):
                 if num_tokens > 8:
                     assert grid.mixed(wanted, chunks_of([length])) in captured
 
 
-def test_a_depth_that_is_chosen_beside_the_full_one_adds_few_graphs() -> None:
-    """They decide how long a start takes: at 256 rows 133 without them."""
-    grid, policy = StepGrid.of(256, 1024, 384, full_depth=3), PrefillPolicy.uniform(512, mixed_above_tokens=8)
-    fixed, chosen = (grid.captured(range(4), mixed, policy, catches_up=True) for mixed in ({3}, {0, 3}))
-    assert len(chosen) - len(fixed) <= len(fixed) // 8
+def test_mixed_passes_of_all_depths_have_few_sizes() -> None:
+    """They decide how long a start takes."""
+    grid, policy = StepGrid.of(256, 1024, 384), PrefillPolicy.uniform(512, mixed_above_tokens=8)
+    assert len(grid.captured(range(4), policy, catches_up=True)) <= 165
     assert grid.mixed(StepKey(130, 0), chunks_of([20])) == StepKey(192, 0, 128)
     assert grid.mixed(StepKey(9, 0), chunks_of([20])) == StepKey(64, 0, 128)
     assert grid.mixed(StepKey(9, 3), chunks_of([20])) == StepKey(16, 3, 128)
+    assert grid.mixed(StepKey(3, 3), chunks_of([20])) == StepKey(16, 3, 128)
+    assert grid.mixed(StepKey(65, 1), chunks_of([300])) == StepKey(96, 1, 384)
 
 
 def test_catching_up_takes_every_second_size() -> None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.engine import build as assembly
 from headway.engine.execution import graphs as graphs_module
 from headway.engine.execution import prompt_ends as prompt_ends_module
+from headway.engine.execution import step_key as step_key_module
 from headway.engine.execution import warm_up as warm_up_module
 from headway.engine.execution.graph_sizes import TakenMemory
 from headway.engine.execution.graphs import GraphCache
@@ -443,6 +444,7 @@ def test_prompts_beside_rounds_give_the_same_text(
     mixing = msgspec.structs.replace(config, mixed_above_tokens=0)
     engines = [LocalEngine(config), LocalEngine(mixing), LocalEngine(mixing)]
     runner = engines[1].engine.runner
+    monkeypatch.setattr(step_key_module, "_LEAST_MIXED_TOKENS", 1)  # else all prompts end within the round
     # 48 prompt tokens take a pass of their own.
     padded = PaddedLaunches(runner, StepGrid(row_counts(len(runner.table)), mixed_counts=(16, 32)))
     ends = runner.prompt_ends

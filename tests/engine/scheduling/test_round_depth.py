@@ -117,16 +117,27 @@ def test_no_depth_is_chosen_while_prompts_have_their_turn() -> None:
     assert kinds == [(True, 0), (False, 1)] * 3
 
 
-def test_prompts_share_passes_with_rounds_of_the_depths_that_have_graphs_for_that() -> None:
-    policy = ScriptedPolicy([3, 3, 0])
+def test_prompts_share_passes_with_rounds_of_all_depths() -> None:
+    policy = ScriptedPolicy([3, 3, 1])
     device = device_of(policy, prefill=PrefillPolicy(128, 128, 128, mixed_above_tokens=0))
     device.add(20, max_tokens=60)
     device.step_until_round()
     device.add(200, max_tokens=4)
     plans = [device.step()[0] for _ in range(3)]
-    assert [depths for _, depths in policy.asked[-3:]] == [[0, 3], [0, 3], [0, 1, 2, 3]]
-    assert [(plan.is_mixed, plan.depth) for plan in plans[:2]] == [(True, 3), (True, 0)]
+    assert [depths for _, depths in policy.asked[-3:]] == [[0, 1, 2, 3]] * 3
+    assert [(plan.is_mixed, plan.depth) for plan in plans[:2]] == [(True, 3), (True, 1)]
     assert [load for load, _ in policy.told[-3:-1]] == [RoundLoad(1, 24, 128), RoundLoad(1, 28, 128)]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(3, [0, 3]), (2, [0, 2]), (0, [0])])
+def test_rounds_of_rare_kinds_have_few_depths_on_a_gpu(limit: int, expected: list[int]) -> None:
+    """Their graphs are captured while requests run."""
+    policy = ScriptedPolicy()
+    device = device_of(policy, device="cuda")
+    device.add(20, max_tokens=60, num_logprobs=1)
+    device.scheduler.set_depth(limit)
+    plan, _ = device.step_until_round()
+    assert (policy.asked[-1][1], plan.depth) == (expected, limit)
 
 
 def test_a_round_that_its_requests_keep_shallow_counts_its_own_tokens() -> None:

@@ -828,7 +828,8 @@ def test_few_prompt_tokens_share_the_pass_of_a_large_round() -> None:
     assert plan.is_mixed
     assert plan.decode_request_ids == (0, 1, 2, 3)
     assert len(mixed_plan(prompt=128).prefill[0].token_ids) == 128
-    assert mixed_plan(caps=(0, 1, 1, None)).is_mixed, "one row drafts at full depth"
+    assert mixed_plan(caps=(0, 1, 1, None)).is_mixed
+    assert mixed_plan(num_rows=5, caps=(0, 2)).is_mixed, "15 tokens, no row drafts at full depth"
 
 
 @pytest.mark.parametrize(
@@ -855,17 +856,15 @@ def test_other_prompts_get_a_pass_of_their_own(changes: dict[str, object]) -> No
     assert plan.decode_request_ids == ()
 
 
-def test_prompts_share_no_pass_with_a_round_for_whose_depth_none_was_captured() -> None:
-    """A server captures mixed passes of its own depth alone: an operator may lower the depth of rounds below
-    it."""
+def test_prompts_share_the_pass_of_a_round_of_any_depth() -> None:
+    """An operator may limit the drafts of rounds."""
     device = ScheduledDevice(depth=3, prefill=PrefillPolicy(64, 96, 32, mixed_above_tokens=2))
     let_rows_decode(device, 3)
-    kinds = []
-    for depth, has_mixed in ((3, False), (1, False), (0, False), (3, False), (1, True)):
-        device.scheduler.set_depth(depth, has_mixed=has_mixed)
+    for depth in (3, 1, 0, 2):
+        device.scheduler.set_depth(depth)
         device.add(20, max_tokens=1)
-        kinds.append(device.step_until_prompts()[0].is_mixed)
-    assert kinds == [True, False, False, True, True]
+        plan, _ = device.step_until_prompts()
+        assert (plan.is_mixed, plan.depth) == (True, depth)
 
 
 def test_no_more_prompts_are_admitted_than_share_the_pass_of_a_large_round() -> None:
