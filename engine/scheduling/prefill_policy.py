@@ -15,9 +15,10 @@ from headway.engine.scheduling.plan import PrefillChunk
 
 DEFAULT_CHUNK = 512
 # A mixed pass takes at most MAX_MIXED_TOKENS prompt tokens, and at most MIXED_SHARE for each token of its
-# round, rounded up to MIXED_STEP, so that it takes less than twice as long as the round alone: an H100 takes
-# 8.2 ms for a round of 128 tokens of a 7B model at depth 0, 11.4 with 256 prompt tokens and 14 with 384.
-MAX_MIXED_TOKENS, MIXED_SHARE, MIXED_STEP = 384, 3, 128
+# round, rounded up to MIXED_STEP, so that it takes less than twice as long as the round alone: for a round of
+# 128 tokens of a 7B model at depth 0 an H100 takes 8.2 ms, 11.4 with 256 prompt tokens and 14 with 384, an
+# H200 6.4 and 14 with 384.
+MAX_MIXED_TOKENS, MIXED_SHARE, MIXED_STEP = 384, 2, 128
 # With more cached keys the chunks need the split-KV kernel, which a mixed pass does not launch for prompts.
 MAX_MIXED_KEYS = 8192
 

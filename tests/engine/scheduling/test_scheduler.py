@@ -833,11 +833,11 @@ def test_few_prompt_tokens_share_the_pass_of_a_large_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "expected"), [(4, 128), (11, 256), (22, 384), (32, 384)], ids=["12", "33", "66", "96"]
+    ("num_rows", "expected"), [(4, 128), (16, 128), (17, 256), (32, 256), (33, 384), (60, 384)]
 )
 def test_prompt_tokens_of_a_mixed_pass_grow_with_the_round(num_rows: int, expected: int) -> None:
-    """Three for each token of the round, in steps of 128, at most 384: the pass takes less than twice as long
-    as the round."""
+    """Two for each of the round's four tokens a row, in steps of 128, at most 384: the pass takes less than
+    twice as long as the round."""
     plan = mixed_plan(num_rows=num_rows, prompt=600)
     assert plan.is_mixed
     assert sum(len(chunk.token_ids) for chunk in plan.prefill) == expected
