@@ -2,7 +2,8 @@
 forward pass.
 
 Knows numbers only. Sharing a pass saves reading the weights once more for few prompt tokens (mixed batches as
-in Sarathi-Serve, arXiv 2403.02310); a pass of prompts alone keeps small rounds batch-invariant.
+in Sarathi-Serve, arXiv 2403.02310). Many prompts that wait, a burst, get long passes of their own. Each pass
+delays the next token of every stream that runs, so that there are few of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ DEFAULT_CHUNK = 512
 MAX_MIXED_TOKENS, MIXED_SHARE, MIXED_STEP = 384, 2, 128
 # With more cached keys the chunks need the split-KV kernel, which a mixed pass does not launch for prompts.
 MAX_MIXED_KEYS = 8192
+# Prompts are a burst if at least so many wait, and so many for each row of the round.
+LEAST_BURST, BURST_SHARE = 8, 0.25
+# One of so many gaps between the tokens of streams may be long, which leaves the 99th percentile as it is.
+GAPS_PER_LONG_GAP = 200
 
 
 class Load(NamedTuple):
@@ -28,12 +33,24 @@ class Load(NamedTuple):
 
     num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist
     for rounds of its kind: no row adjusts its logits or returns log-probabilities. num_keys: cached tokens of
-    the prompt that is computed first.
+    the prompt that is computed first. num_rows: of the round. num_waiting: prompts that are not computed
+    yet, as far as there are rows for them. num_long_gaps: see `long_gaps_after`.
     """
 
     num_tokens: int
     is_common: bool
     num_keys: int
+    num_rows: int
+    num_waiting: int
+    num_long_gaps: float
+
+
+def long_gaps_after(before: float, num_rows: int, *, is_long: bool) -> float:
+    """Returns the long gaps that the streams have had, all together, less one for every GAPS_PER_LONG_GAP
+    gaps, after one more gap in each of num_rows streams; 0 where no stream runs."""
+    if num_rows == 0:
+        return 0.0
+    return before + num_rows if is_long else max(before - num_rows / GAPS_PER_LONG_GAP, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +61,15 @@ class PrefillPolicy:
     the step's decode round                       prompt tokens          forward pass of the prompts
     ============================================  =====================  =============================
     none                                          `idle`                 their own
+    any, during a burst                           `idle`                 their own, before the round
     at most `mixed_above_tokens`, or uncommon     `separate`             their own, before the round
     larger                                        `mixed_with`, at most  the round's
                                                   `mixed`
     larger, more than `max_mixed_keys`            `separate`             their own, before the round
     ============================================  =====================  =============================
 
-    mixed_above_tokens: None where no round shares its pass.
+    mixed_above_tokens: None where no round shares its pass. A burst has no other passes where `idle` is not
+    more than `separate`.
     """
 
     idle: int
@@ -80,8 +99,19 @@ class PrefillPolicy:
 
     def budget(self, load: Load) -> int:
         """Returns the most prompt tokens of the step."""
-        if load.num_tokens == 0:
-            return self.idle
+        return self.idle if load.num_tokens == 0 or self._has_burst(load) else self._usual(load)
+
+    def delays(self, chunks: Iterable[PrefillChunk], load: Load) -> bool:
+        """Returns whether a pass of these chunks alone is a long one, as only a burst gets it."""
+        return sum(len(chunk.token_ids) for chunk in chunks) > self._usual(load)
+
+    def _has_burst(self, load: Load) -> bool:
+        """Returns whether many prompts wait, and the streams have had less than one long gap each that is not
+        made up for."""
+        are_many = load.num_waiting >= max(LEAST_BURST, BURST_SHARE * load.num_rows)
+        return are_many and self.idle > self.separate and load.num_long_gaps < load.num_rows
+
+    def _usual(self, load: Load) -> int:
         if load.num_keys > self.max_mixed_keys or not self._mixes_with(load):
             return self.separate
         return self.mixed_with(load.num_tokens)
@@ -102,7 +132,9 @@ class PrefillPolicy:
         """Returns whether these chunks share the round's forward pass."""
         lengths = [len(chunk.token_ids) for chunk in chunks]
         has_few_keys = all(chunk.start <= self.max_mixed_keys for chunk in chunks)
-        return 0 < sum(lengths) <= self.mixed and has_few_keys and self._mixes_with(load)
+        return (
+            0 < sum(lengths) <= self.mixed_with(load.num_tokens) and has_few_keys and self._mixes_with(load)
+        )
 
     def _mixes_with(self, load: Load) -> bool:
         above = self.mixed_above_tokens

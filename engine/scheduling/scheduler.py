@@ -36,7 +36,7 @@ from headway.engine.scheduling.plan import (
     row_of,
     row_setup,
 )
-from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, Load, PrefillPolicy
+from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, Load, PrefillPolicy, long_gaps_after
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
 from headway.engine.scheduling.rounds import Masking, RoundDepth, count_pending, join_round
@@ -81,6 +81,7 @@ class Scheduler:
         self._prompt_grid = prompt_grid
         self._drafter = drafter
         self._is_turn_of_round = False
+        self._num_long_gaps = 0.0
         self._step = 0
         self._num_taken_in = 0
         self.state = new_state(
@@ -316,15 +317,17 @@ class Scheduler:
         return min(budget, self._prefill.separate) if self.state.num_audits else budget
 
     def _load(self, decoding: list[Request]) -> Load:
-        """Returns what the policy needs to know of a round of these rows and of the prompt that is computed
-        first."""
-        state = self.state
-        first = min(
-            (r for r in state.running if r.status is Status.PREFILLING), key=state.waiting.turn, default=None
-        )
+        """Returns what the policy needs to know of a round of these rows and of the prompts that wait."""
+        state, prefilling = self.state, self.state.prefilling()
         depth = max(map(state.depth_cap, decoding), default=-1)
-        num_keys = 0 if first is None else first.num_computed
-        return Load(len(decoding) * (depth + 1), state.is_plain(), num_keys)
+        return Load(
+            len(decoding) * (depth + 1),
+            state.is_plain(),
+            num_keys=prefilling[0].num_computed if prefilling else 0,
+            num_rows=len(decoding),
+            num_waiting=len(prefilling) + min(len(state.waiting), state.rows.num_free),
+            num_long_gaps=self._num_long_gaps,
+        )
 
     def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
         """Returns the chunks and the decoding rows of the step's forward pass.
@@ -334,13 +337,17 @@ class Scheduler:
         """
         decoding = [request for request in self.state.running if self.state.can_decode(request)]
         chunks = self._next_chunks()
-        mixes = bool(chunks and decoding) and self._prefill.mixes(chunks, self._load(decoding))
-        if chunks and decoding and not mixes:
-            if self._is_turn_of_round:
+        num_rows, mixes, is_long = len(decoding), False, False
+        if chunks and decoding:
+            load = self._load(decoding)
+            mixes = self._prefill.mixes(chunks, load)
+            if not mixes and self._is_turn_of_round:
                 chunks = []
-            else:
-                decoding = []
+            elif not mixes:
+                decoding, is_long = [], self._prefill.delays(chunks, load)
         self._is_turn_of_round = bool(chunks) and not mixes
+        if decoding or is_long or not num_rows:
+            self._num_long_gaps = long_gaps_after(self._num_long_gaps, num_rows, is_long=is_long)
         return chunks, decoding
 
     def _next_chunks(self) -> list[PrefillChunk]:
