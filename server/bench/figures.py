@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headway.server.bench.client import Outcome, ShareResult
 
 PERCENTILES = (50, 90, 99)
+GAP_PERCENTILES = (*PERCENTILES, 99.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def figures_of(
         requests_per_second=len(good) / seconds if seconds > 0 else 0.0,
         time_to_first_token=percentiles([outcome.first - outcome.start for outcome in good]),
         time_per_output_token=per_token,
-        chunk_gap=percentiles([gap for outcome in good for gap in outcome.gaps]),
+        chunk_gap=percentiles([gap for outcome in good for gap in outcome.gaps], GAP_PERCENTILES),
         end_to_end=percentiles([outcome.end - outcome.start for outcome in good]),
         tokens_per_chunk=tokens / sum(outcome.num_chunks for outcome in good) if good else None,
         acceptance_length=own_length,
@@ -115,14 +116,14 @@ def figures_of(
     )
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds; {} of nothing."""
+def percentiles(seconds: Sequence[float], percents: Sequence[float] = PERCENTILES) -> dict[str, float]:
+    """Milliseconds; {} of nothing. percents: multiples of 0.1."""
     if not seconds:
         return {}
     if len(seconds) == 1:
-        return {f"p{percent}": 1e3 * seconds[0] for percent in PERCENTILES}
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return {f"p{percent}": 1e3 * cuts[percent - 1] for percent in PERCENTILES}
+        return {f"p{percent}": 1e3 * seconds[0] for percent in percents}
+    cuts = statistics.quantiles(seconds, n=1000, method="inclusive")
+    return {f"p{percent}": 1e3 * cuts[round(10 * percent) - 1] for percent in percents}
 
 
 def _own_acceptance_length(outcomes: Sequence[Outcome]) -> float | None:

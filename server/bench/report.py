@@ -34,7 +34,7 @@ def show(levels: Sequence[Figures]) -> None:
         "conversion",
         "errors",
     )
-    table = Table(caption="latencies: p50 / p90 / p99")
+    table = Table(caption="latencies: p50 / p90 / p99, of gaps also p99.9")
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
     for level in levels:

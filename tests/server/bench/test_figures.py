@@ -61,6 +61,7 @@ def test_latencies_and_throughput() -> None:
     assert found.time_to_first_token["p50"] == pytest.approx(1e3 * (0.5 + 0.1) / 2)
     assert found.time_per_output_token["p50"] == pytest.approx(1e3 * (2.0 / 8 + 0.8 / 8) / 2)
     assert found.chunk_gap["p50"] == pytest.approx(500)
+    assert list(found.chunk_gap) == ["p50", "p90", "p99", "p99.9"]
     assert found.end_to_end["p99"] == pytest.approx(1e3 * (0.9 + 0.99 * (2.5 - 0.9)))
     assert found.tokens_per_chunk == 18 / 7
     assert (found.num_workers, found.client_cpu_share) == (2, 0.75)
