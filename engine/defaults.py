@@ -27,7 +27,7 @@ CPU_STEP_FLOP = 3.85e10  # about one second of two slow cores
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.17e11, 9.36e11
 MAX_CUDA_CHUNK = 1024
 MAX_STATE_SHARE = 0.25  # of the memory that weights leave, for the recurrent state of all rows
-# Of the memory that weights leave on a GPU, for the largest pass of prompts, and as much for the largest round.
+# Of the memory that weights leave on a GPU, for the largest pass of prompts, and likewise for a round.
 MAX_STEP_SHARE = 0.075
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 # Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.
@@ -45,9 +45,10 @@ def num_threads(active_weights: int, most: int) -> int:
 
 
 def max_running(outline: Outline, depth: int, available: int) -> int:
-    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA the
-    number that can have adjusted logits of a whole window within MAX_STEP_SHARE of the available bytes, but at
-    least the CPU's default. Anywhere at most the number whose recurrent state takes MAX_STATE_SHARE of them."""
+    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA
+    the number that can have adjusted logits of a whole window within MAX_STEP_SHARE of the available bytes,
+    but at least the CPU's default. Anywhere at most the number whose recurrent state takes MAX_STATE_SHARE of
+    them."""
     state_bytes = row_bytes(outline.model.state(depth + 1))
     most = CUDA_MAX_RUNNING
     if state_bytes > 0:

@@ -13,7 +13,6 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.kernels import has_float8_products
 
-
 # Sampling holds the logits twice at once: as they are adjusted, and as they are sorted or scored.
 _LOGITS_COPIES = 2
 _GRAPHS_BYTES_A_LAYER = 8 << 20

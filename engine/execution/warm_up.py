@@ -147,7 +147,9 @@ class WarmUp:
         readers = (layer.feed_forward.input for layer in model.layers)
         gates = {reader.shape for reader in readers if reader is not None}
         gated = {most_gated_rows(most, gate, model.dtype, self._table.device) for gate in gates}
-        passes = [self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})]
+        passes = [
+            self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})
+        ]
         if self._max_depth == 0:
             # Prompts that no graph is for may have one token too few for products that add themselves.
             passes.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
@@ -229,9 +231,7 @@ class WarmUp:
         """One chunk of row 0, which is padding and has no blocks, stands for the prompts of every key."""
         if key.num_prompt_tokens:
             token_ids = (0,) * key.num_prompt_tokens
-            self._launcher.pack(
-                [PrefillChunk(0, 0, 0, token_ids, hidden_block_id=None, is_last=False)], key
-            )
+            self._launcher.pack([PrefillChunk(0, 0, 0, token_ids, hidden_block_id=None, is_last=False)], key)
 
     def _try_largest_steps(self, max_depth: int) -> None:
         self.run_prompts()

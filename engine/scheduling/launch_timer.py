@@ -59,7 +59,11 @@ class LaunchTimer:
             self._known.clear()
         known = self._known.setdefault(kind, deque(maxlen=_NUM_KNOWN))
         seconds, now = result.seconds.total, self._clock()
-        is_slow = not plan.guided_rows and len(known) >= _SLOW_KNOWN and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * min(known))
+        is_slow = (
+            not plan.guided_rows
+            and len(known) >= _SLOW_KNOWN
+            and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * min(known))
+        )
         if is_slow and (self._told is None or now - self._told >= _TOLD_SECONDS):
             self._told = now
             logger.warning(
@@ -87,4 +91,10 @@ def _kind_of(plan: Plan) -> Kind:
     num_tokens = sum(len(chunk.token_ids) for chunk in plan.prefill)
     start = max((chunk.start for chunk in plan.prefill), default=0)
     num_rows = len(plan.decode_request_ids)
-    return bool(plan.guided_rows), -(-num_rows // _ROWS), plan.depth, -(-num_tokens // _TOKENS), start // _KEYS
+    return (
+        bool(plan.guided_rows),
+        -(-num_rows // _ROWS),
+        plan.depth,
+        -(-num_tokens // _TOKENS),
+        start // _KEYS,
+    )

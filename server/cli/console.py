@@ -42,9 +42,7 @@ def show(text: str) -> None:
         raise ReaderGoneError from None
 
 
-async def wait_with_progress(
-    engine: EngineClient, tell: Callable[[str], None] | None = None
-) -> EngineInfo:
+async def wait_with_progress(engine: EngineClient, tell: Callable[[str], None] | None = None) -> EngineInfo:
     """Shows how far the start is: by tell a line at each quarter of a phase and every LINE_SECONDS; None: a
     bar on a terminal, lines on stderr elsewhere. Raises as the engine does."""
     console = Console(stderr=True)

@@ -10,9 +10,9 @@ MIB = 1 << 20
 
 
 def captured() -> list[StepKey]:
-    grid = StepGrid.of(256, 1024, 384, full_depth=3)
+    grid = StepGrid.of(256, 1024, 384)
     policy = PrefillPolicy(8192, 1024, 384, mixed_above_tokens=8)
-    return grid.captured(range(4), range(4), policy, catches_up=True)
+    return grid.captured(range(4), policy, catches_up=True)
 
 
 def test_the_largest_step_of_each_kind_is_sampled_and_every_sixteenth() -> None:
