@@ -11,6 +11,9 @@ from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels.types._head_norms import HeadNorms
 
+# Else a thread fuses the square that it adds to another thread's sum, and the two get different sums.
+_OPTIONS = {"enable_fp_fusion": False}
+
 
 @jit
 def _rope_append_kernel(
@@ -193,5 +196,6 @@ def rope_append(
             half, head_dim, q_heads, kv_heads, *query.stride()[:2], *key.stride()[:2],
             EPSILON=0.0 if norms is None else norms.epsilon, HAS_NORMS=norms is not None,
             UNIT_OFFSET=norms is not None and norms.unit_offset, HEADS=power_of_two(max(q_heads, kv_heads)),
-            HALF=power_of_two(half), REST=power_of_two(rest) if rest > 0 else 0, OVERLAPS=overlaps, **launch,
+            HALF=power_of_two(half), REST=power_of_two(rest) if rest > 0 else 0, OVERLAPS=overlaps,
+            num_warps=4 if query.element_size() == 2 else 8, **_OPTIONS, **launch,
         )  # fmt: skip

@@ -758,6 +758,7 @@ CASES = [
                         "REST": rest,
                         "OVERLAPS": True,
                     },
+                    num_warps=8 if kind == "*fp32" else 4,
                 )
                 for has_norms, unit_offset, half, rest in (
                     (False, False, 64, 0),
