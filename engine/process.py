@@ -1,4 +1,4 @@
-"""The engine process: `python -P -m headway.engine.process ADDRESS`.
+"""The engine process: `python -P -m headway.engine.process ADDRESS [PARENT]`, the process that starts it.
 
 Its configuration is the first frame. It leaves on Shutdown, on a failure that it reports, and when the
 process that started it is gone. Not on SIGTERM: service managers send it to every process of a group, and
@@ -31,11 +31,11 @@ LOOK_SECONDS = 1.0
 logger = logging.getLogger("headway.engine")
 
 
-def main(address: str) -> int:
-    """Serves until told to leave. Returns the exit status: 0 after a Shutdown, 1 after a failure."""
+def main(address: str, parent: int) -> int:
+    """Serves until told to leave, or until another process than `parent` is this one's parent, which may have
+    ended while libraries were imported. Returns the exit status: 0 after a Shutdown, 1 after a failure."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # asks where the threads stand, without a dump of all memory
-    parent = os.getppid()
     with closing(Mailbox(address)) as mailbox:
         first = _receive_configuration(mailbox, parent)
         if first is None:
@@ -44,7 +44,7 @@ def main(address: str) -> int:
         configure_logging(config.log_level, config.log_format)
         log_compilations()
         try:
-            _serve(first, mailbox)
+            _serve(first, mailbox, parent)
         except HeadwayError as error:
             mailbox.send(Failure(type(error).__name__, str(error)))
             return 1
@@ -66,9 +66,8 @@ def _receive_configuration(mailbox: Mailbox, parent: int) -> Configure | None:
     return None
 
 
-def _serve(first: Configure, mailbox: Mailbox) -> None:
+def _serve(first: Configure, mailbox: Mailbox, parent: int) -> None:
     config = first.config
-    parent = os.getppid()
     engine = assemble(
         config,
         progress=lambda done: mailbox.send(Heartbeat("load", done)),
@@ -105,4 +104,4 @@ def _checked(engine: Engine, *, is_required: bool) -> EngineInfo:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()))

@@ -13,7 +13,10 @@ _STDERR = 2
 @contextmanager
 def without_stderr() -> Iterator[None]:
     """Discards what this process writes to stderr meanwhile, such as PyTorch's line that the choice of a BLAS
-    library is experimental."""
+    library is experimental. Does nothing where stderr is closed."""
+    if sys.stderr is None:
+        yield
+        return
     sys.stderr.flush()
     kept, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
     try:

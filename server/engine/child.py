@@ -33,7 +33,10 @@ class EngineChild:
             self.address = f"ipc://{taken.enter_context(private_folder()) / SOCKET}"
             # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
             self._process = subprocess.Popen(
-                [*command, self.address], stdin=subprocess.DEVNULL, start_new_session=True, env=_environment()
+                [*command, self.address, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=_environment(),
             )
             taken.callback(self._end)
             self._taken = taken.pop_all()

@@ -96,6 +96,15 @@ def test_it_serves_until_a_shutdown_and_ignores_sigterm(peer: tuple[Peer, str], 
         assert engine.wait(SECONDS) == 0
 
 
+def test_it_leaves_at_once_where_its_parent_ended_while_it_began(peer: tuple[Peer, str]) -> None:
+    """Whoever has adopted it meanwhile is not asked."""
+    _end, address = peer
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    with subprocess.Popen([*command(address), str(ended.pid)]) as engine:
+        assert engine.wait(SECONDS) == 1
+
+
 @pytest.mark.slow
 def test_it_tells_why_it_cannot_start(peer: tuple[Peer, str], tmp_path: Path) -> None:
     end, address = peer

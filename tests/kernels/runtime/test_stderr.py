@@ -28,6 +28,12 @@ def test_a_choice_of_library_is_made_without_a_raw_line() -> None:
     assert stderr_of(CHOICE.format(context="without_stderr")) == "told\n"
 
 
+def test_a_closed_stderr_is_left_alone() -> None:
+    source = CHOICE.format(context="without_stderr").replace('file=__import__("sys").stderr', "flush=True")
+    command = ["sh", "-c", f"exec '{sys.executable}' -P -c \"$1\" 2>&-", "sh", source]
+    assert subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout == "told\n"
+
+
 @pytest.mark.gpu
 def test_sums_are_kept_whole_without_a_raw_line() -> None:
     assert stderr_of(ORDERED) == ""
