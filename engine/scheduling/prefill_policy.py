@@ -26,6 +26,11 @@ MAX_MIXED_KEYS = 8192
 LEAST_BURST, BURST_SHARE = 8, 0.25
 # One of so many gaps between the tokens of streams may be long, which leaves the 99th percentile as it is.
 GAPS_PER_LONG_GAP = 200
+# A stream that runs as a burst comes may wait for three passes: for the prompts that came first, and for two
+# halves of 128 others.
+MOST_OF_A_STREAM = 2
+# More is forgotten: most of those who waited have ended.
+MOST_OF_ALL = 3  # a stream
 
 
 class Load(NamedTuple):
@@ -34,7 +39,8 @@ class Load(NamedTuple):
     num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist
     for rounds of its kind: no row adjusts its logits or returns log-probabilities. num_keys: cached tokens of
     the prompt that is computed first. num_rows: of the round. num_waiting: prompts that are not computed
-    yet, as far as there are rows for them. num_long_gaps: see `long_gaps_after`.
+    yet, as far as there are rows for them. most_long_gaps,
+    num_long_gaps: of one stream and of all, see `long_gaps_after`.
     """
 
     num_tokens: int
@@ -42,14 +48,13 @@ class Load(NamedTuple):
     num_keys: int
     num_rows: int
     num_waiting: int
+    most_long_gaps: float
     num_long_gaps: float
 
 
 def long_gaps_after(before: float, num_rows: int, *, is_long: bool) -> float:
-    """Returns the long gaps that the streams have had, all together, less one for every GAPS_PER_LONG_GAP
-    gaps, after one more gap in each of num_rows streams; 0 where no stream runs."""
-    if num_rows == 0:
-        return 0.0
+    """Returns the long gaps that streams have had, less one for every GAPS_PER_LONG_GAP gaps, after one gap
+    more in each of num_rows streams."""
     return before + num_rows if is_long else max(before - num_rows / GAPS_PER_LONG_GAP, 0.0)
 
 
@@ -106,10 +111,15 @@ class PrefillPolicy:
         return sum(len(chunk.token_ids) for chunk in chunks) > self._usual(load)
 
     def _has_burst(self, load: Load) -> bool:
-        """Returns whether many prompts wait, and the streams have had less than one long gap each that is not
-        made up for."""
+        """Returns whether many prompts wait, and the long gaps that are not made up for are less than one a
+        stream, on average, and at most MOST_OF_A_STREAM of any."""
         are_many = load.num_waiting >= max(LEAST_BURST, BURST_SHARE * load.num_rows)
-        return are_many and self.idle > self.separate and load.num_long_gaps < load.num_rows
+        return (
+            are_many
+            and self.idle > self.separate
+            and load.most_long_gaps <= MOST_OF_A_STREAM
+            and load.num_long_gaps < load.num_rows
+        )
 
     def _usual(self, load: Load) -> int:
         if load.num_keys > self.max_mixed_keys or not self._mixes_with(load):

@@ -66,6 +66,7 @@ class Request:
     arrival_seconds: float = 0.0
     queue_seconds: float = 0.0
     num_prompt_cached: int = 0
+    num_long_gaps: float = 0.0
     # Tokens that may ever enter the KV cache: the last one of the output never does.
     limit: int = field(init=False)
 

@@ -36,7 +36,13 @@ from headway.engine.scheduling.plan import (
     row_of,
     row_setup,
 )
-from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, Load, PrefillPolicy, long_gaps_after
+from headway.engine.scheduling.prefill_policy import (
+    DEFAULT_CHUNK,
+    MOST_OF_ALL,
+    Load,
+    PrefillPolicy,
+    long_gaps_after,
+)
 from headway.engine.scheduling.request import Request, Status
 from headway.engine.scheduling.result_reader import ResultReader
 from headway.engine.scheduling.rounds import Masking, RoundDepth, count_pending, join_round
@@ -326,6 +332,7 @@ class Scheduler:
             num_keys=prefilling[0].num_computed if prefilling else 0,
             num_rows=len(decoding),
             num_waiting=len(prefilling) + min(len(state.waiting), state.rows.num_free),
+            most_long_gaps=max((request.num_long_gaps for request in decoding), default=0.0),
             num_long_gaps=self._num_long_gaps,
         )
 
@@ -337,7 +344,7 @@ class Scheduler:
         """
         decoding = [request for request in self.state.running if self.state.can_decode(request)]
         chunks = self._next_chunks()
-        num_rows, mixes, is_long = len(decoding), False, False
+        streams, mixes, is_long = decoding, False, False
         if chunks and decoding:
             load = self._load(decoding)
             mixes = self._prefill.mixes(chunks, load)
@@ -346,8 +353,11 @@ class Scheduler:
             elif not mixes:
                 decoding, is_long = [], self._prefill.delays(chunks, load)
         self._is_turn_of_round = bool(chunks) and not mixes
-        if decoding or is_long or not num_rows:
-            self._num_long_gaps = long_gaps_after(self._num_long_gaps, num_rows, is_long=is_long)
+        if decoding or is_long or not streams:
+            owed = long_gaps_after(self._num_long_gaps, len(streams), is_long=is_long)
+            self._num_long_gaps = min(owed, MOST_OF_ALL * len(streams))
+            for request in streams:
+                request.num_long_gaps = long_gaps_after(request.num_long_gaps, 1, is_long=is_long)
         return chunks, decoding
 
     def _next_chunks(self) -> list[PrefillChunk]:
