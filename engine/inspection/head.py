@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from headway.engine.layers.model_pair import ModelPair
-from headway.engine.loading.headers import Checkpoint, missing_head_tensors, unread_files
+from headway.engine.loading.files import unread_files
+from headway.engine.loading.headers import Checkpoint, missing_head_tensors
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import HeadReport, HeadState
 

@@ -20,14 +20,13 @@ from headway.engine.inspection.head import head_by_names, head_of_checkpoint, he
 from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.loading.files import Reader, open_tensors
 from headway.engine.loading.headers import (
     Checkpoint,
-    Reader,
     are_ties_undecided,
     checked_outline,
     dummy_dtype,
     open_checkpoint,
-    open_tensors,
     outline_of,
     parameter_counts,
     shortened,

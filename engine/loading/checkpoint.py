@@ -17,13 +17,12 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
+from headway.engine.loading.files import Header, Reader
 from headway.engine.loading.headers import (
     EMBEDDING,
     LM_HEAD,
     Checkpoint,
     DtypeName,
-    Header,
-    Reader,
     by_name,
     check_memory,
     checked_outline,

@@ -11,53 +11,28 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
+from headway.engine.loading.files import DTYPES, Reader, listed, open_tensors
 from headway.engine.models.family import WeightNames
-from headway.engine.models.model_files import check_readable, is_regular_file, read_json_object
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import format_bytes
 
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 NAMED_DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
-MAX_NAMES_SHOWN = 8
 EMBEDDING, LM_HEAD = "embedding", "lm_head.weight"
 
 logger = logging.getLogger(__name__)
 
 DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-
-
-class Header(Protocol):
-    """Describes one tensor of a file without reading it."""
-
-    def get_shape(self) -> list[int]: ...
-
-    def get_dtype(self) -> str: ...
-
-    def __getitem__(self, rows: slice) -> torch.Tensor: ...
-
-
-class Reader(Protocol):
-    """An open safetensors file."""
-
-    def keys(self) -> list[str]: ...
-
-    def get_slice(self, name: str) -> Header: ...
-
-    def get_tensor(self, name: str) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +65,7 @@ def open_checkpoint(
     arguments: as for `load_model`. Raises ModelError."""
     spec = shortened(read_model_spec(folder), max_model_len)
     names = FAMILY_OF[spec.architecture].names(spec)
-    stored = open_tensors(folder, stack)
-    prefix = names.draft_head_prefix
+    stored, prefix = open_tensors(folder, stack), names.draft_head_prefix or ""
     heads = frozenset(name for name in stored if prefix and name.startswith(prefix))
     _warn_of_a_missing_head(folder, spec, heads)
     return Checkpoint(
@@ -204,66 +178,6 @@ def _vision_tensors(found: Checkpoint) -> set[str]:
     return names
 
 
-def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
-    """The open file that holds each tensor; of two files the later in the order of their names, as in
-    transformers."""
-    stored: dict[str, Reader] = {}
-    for file in _weight_files(folder):
-        check_readable(file)
-        try:
-            reader: Reader = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} is not a whole safetensors file ({error}); fetch it again") from None
-        names = list(reader.keys())
-        if twice := [name for name in names if name in stored]:
-            logger.warning(
-                "%s: %s has %d tensors that an earlier file has, too: %s; those of this file are used",
-                folder, file.name, len(twice), _listed(twice),
-            )  # fmt: skip
-        stored |= dict.fromkeys(names, reader)
-    return stored
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The one file, or all shards that the index names."""
-    if is_regular_file(folder / WEIGHTS_FILE):
-        return [folder / WEIGHTS_FILE]
-    if is_regular_file(folder / INDEX_FILE):
-        files = [folder / name for name in _shard_names(folder / INDEX_FILE)]
-        missing = [file.name for file in files if not is_regular_file(file)]
-        if missing:
-            raise ModelError(
-                f"{folder} lacks {_listed(missing)}, named in {INDEX_FILE}; fetch the missing files"
-            )
-        return files
-    pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED_SUFFIXES)
-    if pickled:
-        raise ModelError(
-            f"{folder} has weights only as pickle ({_listed(pickled)}), which can run code when it is read; "
-            f"convert them to {WEIGHTS_FILE} (save_pretrained of transformers does it)"
-        )
-    raise ModelError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; fetch the weights")
-
-
-def unread_files(folder: Path) -> list[str]:
-    """Returns the names of safetensors files in the folder that belong to no model: another file is whole, or
-    the index names others."""
-    read = {file.name for file in _weight_files(folder)}
-    return sorted(file.name for file in folder.glob("*.safetensors") if file.name not in read)
-
-
-def _shard_names(index: Path) -> list[str]:
-    content = read_json_object(index, wanted="an object with a weight_map") or {}
-    weight_map = content.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} is no JSON object with a weight_map; fetch the file again")
-    names = sorted(set(map(str, weight_map.values())))
-    outside = [name for name in names if Path(name).name != name]
-    if outside:
-        raise ModelError(f"{index} names files outside its folder: {_listed(outside)}")
-    return names
-
-
 def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) -> torch.dtype:
     """The checkpoint's own dtype is that of most of its tensors."""
     if name != "auto":
@@ -282,7 +196,7 @@ def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored:
         is_of_head = prefix is not None and all(name.startswith(prefix) for name in missing)
         other_way = ", or serve without the draft head: --drafter none or ngram" if is_of_head else ""
         raise ModelError(
-            f"{folder} lacks {len(missing)} tensors: {_listed(missing)}; fetch the weights again{other_way}"
+            f"{folder} lacks {len(missing)} tensors: {listed(missing)}; fetch the weights again{other_way}"
         )
     unexpected = [
         name
@@ -292,7 +206,7 @@ def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored:
     if unexpected:
         raise ModelError(
             f"{folder} has {len(unexpected)} tensors that the architecture of its config.json does not have: "
-            f"{_listed(unexpected)}; check that config.json belongs to these weights"
+            f"{listed(unexpected)}; check that config.json belongs to these weights"
         )
 
 
@@ -308,16 +222,10 @@ def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Map
     if wrong_shapes:
         raise ModelError(
             f"{folder} has {len(wrong_shapes)} tensors of another shape than config.json says: "
-            f"{_listed(wrong_shapes, separator='; ')}; check that config.json belongs to these weights"
+            f"{listed(wrong_shapes, separator='; ')}; check that config.json belongs to these weights"
         )
     if wrong_dtypes:
         raise ModelError(
             f"{folder} has {len(wrong_dtypes)} tensors of a dtype that is not supported: "
-            f"{_listed(wrong_dtypes)}; supported are {', '.join(DTYPES)}"
+            f"{listed(wrong_dtypes)}; supported are {', '.join(DTYPES)}"
         )
-
-
-def _listed(names: list[str], *, separator: str = ", ") -> str:
-    shown = separator.join(names[:MAX_NAMES_SHOWN])
-    hidden = len(names) - MAX_NAMES_SHOWN
-    return f"{shown} and {hidden} more" if hidden > 0 else shown
