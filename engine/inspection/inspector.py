@@ -31,7 +31,9 @@ from headway.engine.loading.headers import (
     parameter_counts,
     shortened,
 )
+from headway.engine.loading.packs import num_expanded
 from headway.engine.models.model_files import is_folder, read_json_object
+from headway.engine.models.quantization import KEYS
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import draft_maker
@@ -59,26 +61,28 @@ def inspect_model(request: InspectionRequest) -> Inspection:
     spec: ModelSpec | None = None
     content: Mapping[str, object] = {}
     stored: Mapping[str, Reader] = {}
-    with collected_warnings() as warnings, ExitStack() as files:
+    files: Mapping[str, Reader] = {}
+    with collected_warnings() as warnings, ExitStack() as stack:
         with problems.noted():
             device = find_device(config, request.gpu_memory_bytes)
         with problems.noted():
             spec = read_model_spec(folder)
         with problems.noted():
             content = read_json_object(folder / "config.json") or {}
-        model = None if spec is None else _served_model(config, spec, device, files, problems)
+        model = None if spec is None else _served_model(config, spec, device, stack, problems)
         if model is not None and model.found is not None:
-            stored = model.found.stored
+            stored, files = model.found.stored, model.found.files
         elif config.load_format != "dummy":
             with problems.noted():
-                stored = open_tensors(folder, files) if is_folder(folder) else {}
+                stored = files = open_tensors(folder, stack) if is_folder(folder) else {}
         return Inspection(
             architecture=_architecture(content),
             family=None if spec is None else FAMILY_OF[spec.architecture].model_type,
             supported_architectures=list(FAMILY_OF),
-            quantization=_quantization(content),
+            quantization=_quantization(content, spec),
             shape=None if spec is None else _shape(spec),
-            stored=_by_dtype(stored),
+            stored=_by_dtype(files),
+            num_expanded=num_expanded(stored),
             num_parameters=None if model is None else parameter_counts(model.outline)[0],
             draft_head=_head(config, model, stored, content),
             device=None if device is None else device.report,
@@ -101,7 +105,7 @@ class _Model:
 
 
 def _served_model(
-    config: EngineConfig, spec: ModelSpec, device: Device | None, files: ExitStack, problems: Problems
+    config: EngineConfig, spec: ModelSpec, device: Device | None, stack: ExitStack, problems: Problems
 ) -> _Model:
     """Takes the steps of a start from the context on. Without a device nothing is sized up."""
     place = torch.device("cpu") if device is None else device.facts.device
@@ -118,7 +122,7 @@ def _served_model(
         with problems.noted():
             found = open_checkpoint(
                 Path(config.model_path),
-                files,
+                stack,
                 device=place,
                 dtype=config.dtype,
                 make_draft=make_draft,
@@ -213,11 +217,13 @@ def _architecture(content: Mapping[str, object]) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
-def _quantization(content: Mapping[str, object]) -> str | None:
-    """Returns the method that config.json names."""
+def _quantization(content: Mapping[str, object], spec: ModelSpec | None) -> str | None:
+    """Returns the method that config.json names, also one that is not read."""
+    if spec is not None:
+        return None if spec.quantization is None else spec.quantization.method
     text = content.get("text_config")
     for level in (content, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
+        for key in KEYS:
             found = level.get(key)
             if found is not None:
                 return str(found.get("quant_method") if isinstance(found, dict) else found)

@@ -126,7 +126,8 @@ def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
         return False
     starts = range(0, first.get_shape()[0], ROWS_AT_ONCE) if first.get_shape() else ()
     places = (slice(start, start + ROWS_AT_ONCE) for start in starts)
-    return all(torch.equal(first[rows].to(dtype), second[rows].to(dtype)) for rows in places)
+    pairs = ((header[rows].to("cpu", dtype) for header in (first, second)) for rows in places)
+    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def _copy(

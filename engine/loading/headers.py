@@ -19,6 +19,7 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.files import DTYPES, Reader, listed, open_tensors
+from headway.engine.loading.packs import expanded
 from headway.engine.models.family import WeightNames
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
@@ -39,6 +40,7 @@ DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 class Checkpoint:
     """What the headers of a folder's files say, and the open file of each tensor.
 
+    files: the tensors as they are stored. stored: the same with dense weights in place of quantised ones.
     head_tensors: the names of stored tensors that belong to a draft head, whether they make a whole one or
     not. make_draft: makes the head that is to be loaded; None: none is.
     """
@@ -47,6 +49,7 @@ class Checkpoint:
     spec: ModelSpec
     names: WeightNames
     dtype: torch.dtype
+    files: Mapping[str, Reader]
     stored: Mapping[str, Reader]
     head_tensors: frozenset[str]
     make_draft: MakeDraft | None
@@ -65,7 +68,12 @@ def open_checkpoint(
     arguments: as for `load_model`. Raises ModelError."""
     spec = shortened(read_model_spec(folder), max_model_len)
     names = FAMILY_OF[spec.architecture].names(spec)
-    stored, prefix = open_tensors(folder, stack), names.draft_head_prefix or ""
+    files, prefix = open_tensors(folder, stack), names.draft_head_prefix or ""
+    stored = files
+    if spec.quantization is not None:
+        stored = expanded(
+            files, spec.quantization, device, lambda name: bool(prefix) and name.startswith(prefix)
+        )
     heads = frozenset(name for name in stored if prefix and name.startswith(prefix))
     _warn_of_a_missing_head(folder, spec, heads)
     return Checkpoint(
@@ -73,6 +81,7 @@ def open_checkpoint(
         spec=spec,
         names=names,
         dtype=_dtype(dtype, device, stored),
+        files=files,
         stored=stored,
         head_tensors=heads,
         make_draft=None if spec.draft_head is not None and not heads else make_draft,

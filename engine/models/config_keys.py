@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 
+from headway.engine.models.quantization import KEYS, Quantization, read_quantization
 from headway.engine.protocol.errors import ModelError
 
 DEFAULT_ROPE_THETA = 10_000.0
@@ -50,7 +51,6 @@ DTYPES = {
     "float32": "float32", "float": "float32", "float64": "float64", "double": "float64", "bfloat16": "bfloat16",
     "float16": "float16", "half": "float16",
 }  # fmt: skip
-UNQUANTIZED = "the model's unquantized checkpoint"
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
 LEGACY_LAYER_TYPES = {"attention": "full_attention"}
 # Keys by which transformers' shared code, not the family's, changes what is computed or where it is read
@@ -140,18 +140,16 @@ class HybridKeys(DecoderKeys, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class ConfigClass:
     """A kind of config.json. text_model_type: of the text_config that holds the keys of a model that also
-    sees images; None: the keys are outermost. unquantized: what errors name instead of a quantized
-    checkpoint."""
+    sees images; None: the keys are outermost."""
 
     model_type: str
     keys: type[DecoderKeys]
     text_model_type: str | None = None
-    unquantized: str = UNQUANTIZED
 
 
 ConfigClasses = Mapping[str, ConfigClass]  # by architecture
 # What the outer level of a nested config.json says of the whole model goes before what text_config says.
-OUTER_KEYS = ("tie_word_embeddings", "dtype", "torch_dtype")
+OUTER_KEYS = ("tie_word_embeddings", "dtype", "torch_dtype", *KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +180,7 @@ class ResolvedConfig:
     sliding_window: int | None
     layer_types: tuple[str, ...]
     dtype: str | None
+    quantization: Quantization | None
 
     def error(self, what: str) -> ModelError:
         """Returns the error for a family that computes something else."""
@@ -198,10 +197,9 @@ def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigCla
     kind = classes[architecture]
     reader.check_model_type(architecture, kind.model_type)
     if kind.text_model_type is not None:
-        reader.refuse_quantization(kind.unquantized)
         reader = reader.text_reader(kind.text_model_type)
         reader.check_model_type(architecture, kind.text_model_type)
-    reader.refuse_quantization(kind.unquantized)
+    quantization = reader.quantization()
     reader.refuse_foreign_keys()
     keys = reader.keys(kind.keys)
     heads = keys.num_attention_heads
@@ -216,6 +214,7 @@ def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigCla
         sliding_window=keys.window,
         layer_types=tuple(LEGACY_LAYER_TYPES.get(kind, kind) for kind in layer_types),
         dtype=reader.dtype(),
+        quantization=quantization,
     )
 
 
@@ -265,12 +264,9 @@ class _Reader:
                 "is_causal is false; supported are models whose tokens attend to earlier ones only"
             )
 
-    def refuse_quantization(self, unquantized: str) -> None:
-        for key in ("quantization_config", "compression_config"):
-            quantization = self._content.get(key)
-            if quantization is not None:
-                method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-                raise self.error(f"the weights are quantized ({key}: {_shown(method)}); take {unquantized}")
+    def quantization(self) -> Quantization | None:
+        found = read_quantization(self._content, self.error)
+        return None if found is None else replace(found, dtype=self.dtype())
 
     def keys(self, kind: type[DecoderKeys]) -> DecoderKeys:
         """Each key alone, so that the error can name it."""

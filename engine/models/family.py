@@ -12,7 +12,6 @@ import msgspec
 
 from headway.engine.models.config_keys import (
     ATTENTION_TYPES,
-    UNQUANTIZED,
     ConfigClass,
     DecoderKeys,
     ResolvedConfig,
@@ -81,8 +80,8 @@ class WeightNames:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """architectures: the names that config.json's `architectures` gives. model_type, keys, text_model_type,
-    unquantized: see `ConfigClass`."""
+    """architectures: the names that config.json's `architectures` gives. model_type, keys, text_model_type:
+    see `ConfigClass`."""
 
     architectures: tuple[str, ...]
     model_type: str
@@ -90,11 +89,10 @@ class Family:
     read: Callable[[ResolvedConfig], ModelSpec]  # raises ModelError for what is not computed
     names: Callable[[ModelSpec], WeightNames]
     text_model_type: str | None = None
-    unquantized: str = UNQUANTIZED
 
     @property
     def config_class(self) -> ConfigClass:
-        return ConfigClass(self.model_type, self.keys, self.text_model_type, self.unquantized)
+        return ConfigClass(self.model_type, self.keys, self.text_model_type)
 
 
 def decoder_names(spec: ModelSpec) -> WeightNames:
@@ -136,6 +134,7 @@ def layered_spec(
         norm=norm,
         max_position_embeddings=keys.max_position_embeddings,
         tied=keys.tie_word_embeddings,
+        quantization=resolved.quantization,
     )
 
 

@@ -16,6 +16,7 @@ FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY, gemma2.FAMILY, gemma3.FAMILY, gemma3.VISION_FAMILY,
 )  # fmt: skip
 FAMILY_OF: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
+LEGACY_QUANTIZATION = "hf_quant_config.json"
 CONFIG_CLASSES: dict[str, ConfigClass] = {name: family.config_class for name, family in FAMILY_OF.items()}
 
 
@@ -29,5 +30,16 @@ def read_model_spec(path: str | Path) -> ModelSpec:
         raise ModelError(f"the model folder {folder} does not exist; give a folder in Hugging Face layout")
     if content is None:
         raise ModelError(f"{folder} has no config.json; give a folder in Hugging Face layout")
-    resolved = resolve_config(content, file, CONFIG_CLASSES)
+    resolved = resolve_config(_with_legacy_quantization(folder, content), file, CONFIG_CLASSES)
     return FAMILY_OF[resolved.architecture].read(resolved)
+
+
+def _with_legacy_quantization(folder: Path, content: dict[str, object]) -> dict[str, object]:
+    """ModelOpt once told of quantised weights in a file of its own."""
+    legacy = read_json_object(folder / LEGACY_QUANTIZATION)
+    if legacy is None:
+        return content
+    found = legacy.get("quantization")
+    return content | {
+        LEGACY_QUANTIZATION: {"quant_method": "modelopt", **found} if isinstance(found, dict) else found
+    }

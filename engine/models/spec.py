@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.engine.models.quantization import Quantization
 from headway.engine.protocol.errors import ModelError
 
 # Tokens that a delta net computes at once in the chunked form: the size that flash-linear-attention and
@@ -161,6 +162,7 @@ class ModelSpec:
     logits are cap * tanh(logit / cap); 0: they are as they are.
 
     draft_head: the layers that config.json announces; whether the checkpoint has them, its tensors say.
+    quantization: how weights are stored, None if as they are.
     """
 
     architecture: str
@@ -174,6 +176,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
     draft_head: MtpSpec | None = None
+    quantization: Quantization | None = None
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

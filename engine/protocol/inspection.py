@@ -118,6 +118,7 @@ class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """problem: why an engine of this configuration would not start, in its own words; None for one that
     would. engine: what a started one would report of itself. num_parameters: of the model that is served.
+    num_expanded: quantised weights that are served in the dtype of config.json.
     warnings: what a start would log.
 
     Parts that cannot be told are None or empty.
@@ -129,6 +130,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None
     shape: Shape | None
     stored: list[StoredTensors]
+    num_expanded: int = 0
     num_parameters: int | None
     draft_head: HeadReport
     device: DeviceReport | None

@@ -77,7 +77,8 @@ def _weights(model: Inspection) -> str:
         size = readable_size(sum(one.num_bytes for one in model.stored))
         parts.append(f"stored: {kinds} in {sum(one.num_tensors for one in model.stored):,} tensors, {size}")
     if model.quantization is not None:
-        parts.append(f"quantized ({model.quantization})")
+        expanded = f", {model.num_expanded:,} weights are expanded" if model.num_expanded else ""
+        parts.append(f"quantized ({model.quantization}){expanded}")
     if model.memory is not None:
         parts.append(f"served as {model.memory.dtype}, {readable_size(model.memory.weights_bytes)}")
     return "; ".join(parts) or "no tensors could be read"

@@ -22,7 +22,6 @@ from headway.engine.models.spec import DeltaNetSpec, LayerSpec, ModelSpec, MtpSp
 
 ROTARY_SHARE = 0.25
 MTP_PREFIX = "mtp."
-UNQUANTIZED = "the bf16 checkpoint, whose name has no -FP8, -AWQ, -GPTQ or -NVFP4: Qwen/Qwen3.6-27B, not Qwen/Qwen3.6-27B-FP8"
 DELTA_NAMES = {
     "delta.qkv.weight": "linear_attn.in_proj_qkv.weight",
     "delta.z.weight": "linear_attn.in_proj_z.weight",
@@ -137,7 +136,6 @@ FAMILY = Family(
     read,
     lambda spec: _names("model.language_model.", "model.visual."),
     text_model_type="qwen3_5_text",
-    unquantized=UNQUANTIZED,
 )
 TEXT_FAMILY = Family(
     ("Qwen3_5ForCausalLM",),
@@ -145,5 +143,4 @@ TEXT_FAMILY = Family(
     Qwen3_5Keys,
     read,
     lambda spec: _names("model."),
-    unquantized=UNQUANTIZED,
 )

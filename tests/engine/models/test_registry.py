@@ -148,7 +148,10 @@ def test_settings_without_effect_are_accepted(changes: dict[str, object], tmp_pa
             ["high_freq_factor is 1", "low_freq_factor 4"],
         ),
         ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "'silu'", "'gelu_pytorch_tanh'"]),
-        ({"quantization_config": {"quant_method": "fp8"}}, ["quantized", "fp8"]),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            ["quantized", "bitsandbytes", "an FP8, GPTQ or AWQ checkpoint"],
+        ),
         ({"num_nextn_predict_layers": 17}, ["num_nextn_predict_layers is 17", "0 to 16"]),
         ({"num_nextn_predict_layers": -1}, ["num_nextn_predict_layers is -1", "0 to 16"]),
         ({"num_key_value_heads": 4}, ["num_attention_heads 6", "num_key_value_heads 4"]),

@@ -158,8 +158,8 @@ def test_what_ties_the_embedding_may_stand_outside(tmp_path: Path) -> None:
     ("changes", "parts"),
     [
         (
-            {"quantization_config": {"quant_method": "fp8"}},
-            ["quantized", "fp8", "bf16 checkpoint", "Qwen/Qwen3.6-27B, not Qwen/Qwen3.6-27B-FP8"],
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+            ["quantized", "modelopt, NVFP4", "an FP8 or a 4-bit integer checkpoint"],
         ),
         ({"layer_types": ["linear_attention"] * 4}, ["no layer is of type 'full_attention'"]),
         ({"layer_types": ["sliding_attention"] * 4}, ["'sliding_attention'", "linear_attention"]),
