@@ -1,4 +1,4 @@
-"""The command `headway`: serve, chat, inspect, warmup, complete, bench.
+"""The command `headway`: serve, chat, inspect, warmup, complete, quantize, bench.
 
 A command's module is imported when it is to run: those that serve take a second, for which no other needs to
 wait.
@@ -23,7 +23,7 @@ from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options
-from headway.server.cli.bench import COMMANDS, bench
+from headway.server.cli.bench import COMMANDS, QUANTIZE, run
 from headway.server.cli.config_file import read_config_file
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
 from headway.server.cli.environment import (
@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that
     closes stdout is none."""
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
+    if given[:1] == ["quantize"]:
+        return _quantize(given[1:])
     arguments = _parser(shows_all="--help-all" in given).parse_args(
         given, argparse.Namespace(remarks=remarks)
     )
@@ -108,12 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "inspect": (_inspect, INSPECT_GROUPS),
         "complete": (_complete, COMPLETE_GROUPS),
     }
-    run, groups = runs.get(arguments.command, (_bench, {}))
+    run_command, groups = runs.get(arguments.command, (_bench, {}))
     settings = Settings(arguments, _environment())
     try:
         if arguments.command in FLAGS_OF_SERVERS:
             settings = _with_config_file(settings)
-        return run(settings)
+        return run_command(settings)
     except HeadwayError as error:
         if isinstance(error, ConfigError):
             error = settings.name_the_source(error, _options(groups))
@@ -196,6 +198,9 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     )  # fmt: skip
     complete_parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads stdin")
     complete_parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    commands.add_parser(
+        "quantize", help="write a model folder anew with weights of 8 or 4 bits", add_help=False
+    )
     bench_parser = commands.add_parser(
         "bench", help="measure the engine alone, or a server over HTTP; check exactness", allow_abbrev=False,
         description="Measures the engine alone, or a server over HTTP, or checks that texts are exact: headway bench engine "
@@ -249,7 +254,15 @@ def _log_what_is_ignored(settings: Settings) -> None:
 
 
 def _bench(settings: Settings) -> int:
-    return bench(settings.typed.kind, settings.typed.arguments)
+    return run(COMMANDS[settings.typed.kind], settings.typed.arguments)
+
+
+def _quantize(arguments: Sequence[str]) -> int:
+    """All of its options are the engine's own: argparse takes none that begin a remainder."""
+    try:
+        return run(QUANTIZE, arguments)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _chat(settings: Settings) -> int:

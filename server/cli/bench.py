@@ -1,4 +1,4 @@
-"""`headway bench`: each benchmark is a process of its own.
+"""`headway bench` and `headway quantize`: each is a process of its own.
 
 The engine's imports torch, which this process never does; the client's shares no event loop with anybody.
 """
@@ -17,11 +17,12 @@ COMMANDS = {
     "shape": (sys.executable, "-P", "-m", "headway.engine.bench.shape"),
     "serve": (sys.executable, "-P", "-m", "headway.server.bench"),
 }
+QUANTIZE = (sys.executable, "-P", "-m", "headway.engine.quantize")
 
 
-def bench(kind: str, arguments: Sequence[str]) -> int:
-    """Returns the benchmark's exit status. Raises KeyboardInterrupt when the benchmark has ended, too."""
-    process = subprocess.Popen([*COMMANDS[kind], *arguments])
+def run(command: Sequence[str], arguments: Sequence[str]) -> int:
+    """Returns the command's exit status. Raises KeyboardInterrupt when the command has ended, too."""
+    process = subprocess.Popen([*command, *arguments])
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -30,7 +31,7 @@ def bench(kind: str, arguments: Sequence[str]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """A terminal's Ctrl-C has reached the benchmark, which needs a moment; another sender's has not."""
+    """A terminal's Ctrl-C has reached the command, which needs a moment; another sender's has not."""
     try:
         process.wait(INTERRUPT_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,1 @@
+"""`headway quantize`: writes a model folder anew with narrower weights."""

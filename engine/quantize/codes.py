@@ -1,0 +1,114 @@
+"""Weights as codes and scales, in the tensors of compressed-tensors 0.20.
+
+A code times its scale, in float32 and rounded once to the weight's dtype, is what the folder's readers
+compute. The scales have that dtype, too, and codes are chosen for the scale that is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+BLOCK, GROUP = 128, 128
+LARGEST_FLOAT8, WORD_BITS = 448.0, 32
+TINY = 2.0**-100  # the scale of weights that are all zero is no zero
+# Shares of the scale that holds a group's greatest weight, of which the one with the least squared error is
+# taken: to cut the greatest costs less than to round all the others by a longer step.
+SHARES = tuple(1.0 - step / 40 for step in range(17))
+
+Parts = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a weight is written. parts: makes its tensors, by what follows the layer's name. fits: whether a
+    weight of this shape can be written. scheme: a group of config.json's quantization_config."""
+
+    form: str
+    scheme: Mapping[str, object]
+    parts: Callable[[torch.Tensor], Parts]
+    fits: Callable[[torch.Size], bool]
+
+
+def float8_blocks(weight: torch.Tensor) -> Parts:  # [out, in]
+    """Returns float8_e4m3fn codes and a scale for each block of 128 x 128 outputs and inputs."""
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK, 0, -outputs % BLOCK))
+    blocks = padded.view(len(padded) // BLOCK, BLOCK, -1, BLOCK)
+    scale = _stored(blocks.abs().amax((1, 3)) / LARGEST_FLOAT8, weight.dtype)
+    by_element = scale.float().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:outputs, :inputs]
+    codes = (weight.float() / by_element).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8)
+    return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
+def integers(weight: torch.Tensor, bits: int, group: int) -> Parts:  # [out, in]
+    """Returns integers of that number of bits packed into words along the inputs, and a scale for each group
+    of inputs, which divides them."""
+    outputs, inputs = weight.shape
+    largest = (1 << (bits - 1)) - 1
+    groups = weight.float().view(outputs, inputs // group, group)
+    whole = groups.abs().amax(2) / largest
+    best, least = whole, torch.full_like(whole, torch.inf)
+    for share in SHARES:
+        scale = _stored(whole * share, weight.dtype)
+        error = (_codes(groups, scale, largest) * scale.float()[:, :, None] - groups).square().sum(2)
+        best, least = torch.where(error < least, scale.float(), best), torch.minimum(error, least)
+    scale = best.to(weight.dtype)
+    codes = _codes(groups, scale, largest).flatten(1).to(torch.int32) + (largest + 1)
+    return {
+        "weight_packed": packed(codes, bits),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor([outputs, inputs]),
+    }
+
+
+def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """[n, m] int32 from 0 on -> [n, ceil(m * bits / 32)] int32, the first code in a word's lowest bits."""
+    per_word = WORD_BITS // bits
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_word))
+    shifts = torch.arange(per_word, device=codes.device) * bits
+    words = (padded.view(len(codes), -1, per_word).long() << shifts).sum(2)  # of codes that share no bit
+    signed: torch.Tensor = words - (words >> (WORD_BITS - 1) << WORD_BITS)
+    return signed.to(torch.int32)
+
+
+def _codes(groups: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
+    return (groups / scale.float()[:, :, None]).round().clamp(-largest - 1, largest)
+
+
+def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return scale.clamp(min=TINY).to(dtype)
+
+
+def _weights(bits: int, kind: str, strategy: str, **others: object) -> dict[str, object]:
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "strategy": strategy,
+        "symmetric": True,
+        "dynamic": False,
+    } | others
+
+
+FORMATS: Mapping[str, Format] = {
+    "fp8": Format(
+        "float-quantized",
+        {"weights": _weights(8, "float", "block", block_structure=[BLOCK, BLOCK])},
+        float8_blocks,
+        lambda shape: True,
+    ),
+    "int8": Format(
+        "pack-quantized",
+        {"weights": _weights(8, "int", "channel")},
+        lambda weight: integers(weight, 8, weight.shape[1]),
+        lambda shape: True,
+    ),
+    "int4": Format(
+        "pack-quantized",
+        {"weights": _weights(4, "int", "group", group_size=GROUP)},
+        lambda weight: integers(weight, 4, GROUP),
+        lambda shape: shape[1] % GROUP == 0,
+    ),
+}

@@ -1,0 +1,155 @@
+"""Writes a model folder anew, its linear weights quantised, file by file, so that no second copy of the model
+is in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
+from headway.engine.loading.headers import checked_outline, open_checkpoint
+from headway.engine.models.model_files import read_json_object
+from headway.engine.models.registry import read_model_spec
+from headway.engine.options import draft_maker
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ModelError
+from headway.engine.quantize.codes import FORMATS, Format, Parts
+
+SHARD_BYTES = 4 << 30
+LM_HEAD = "lm_head.weight"
+# What loses much by rounding and takes little: the projection of a draft head's two inputs, and the gates of
+# delta nets.
+KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """num_quantized: weights with scales. bytes_before, bytes_after: of all tensors. kept: the layers whose
+    weights stay as they are."""
+
+    num_quantized: int
+    bytes_before: int
+    bytes_after: int
+    kept: list[str]
+
+
+def quantize_folder(
+    source: Path,
+    target: Path,
+    name: str,
+    *,
+    with_lm_head: bool,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> Written:
+    """Writes `target` from `source`. Raises ModelError or OSError.
+
+    name: of FORMATS. with_lm_head: its weight is quantised, too. progress: called with the share that is
+    done.
+    """
+    own = FORMATS[name]
+    content = read_json_object(source / "config.json") or {}
+    spec = read_model_spec(source)
+    if spec.quantization is not None:
+        raise ModelError(
+            f"{source} is quantized already ({spec.quantization.method}); take the model's unquantized checkpoint"
+        )
+    if (target / "config.json").exists():
+        raise ModelError(f"{target} holds a model already; name another folder")
+    if with_lm_head and spec.tied:
+        raise ModelError(
+            f"the lm_head of {source} is its embedding, which stays as it is; leave out --quantize-lm-head"
+        )
+    with ExitStack() as stack:
+        found = open_checkpoint(
+            source, stack, device=torch.device("cpu"), dtype="auto",
+            make_draft=draft_maker(EngineConfig(model_path=str(source)), spec),
+        )  # fmt: skip
+        models = checked_outline(found)
+        bases = {id(linear.weight) for linear in models.linears()}
+        layers = {
+            found.names.of(path): (path, tensor.shape)
+            for path, tensor in models.tensors().items()
+            if id(tensor if tensor._base is None else tensor._base) in bases
+        }
+        wanted = {
+            key for key, (path, shape) in layers.items() if own.fits(shape) and _is_wanted(path, with_lm_head)
+        }
+        target.mkdir(parents=True, exist_ok=True)
+
+        def parts_of(name: str, tensor: torch.Tensor) -> Parts:
+            if name not in wanted:
+                return {name: tensor}
+            layer = name.removesuffix("weight")
+            parts = own.parts(tensor.to(device))
+            return {layer + kind: part.cpu().contiguous() for kind, part in parts.items()}
+
+        before, after = _write_tensors(found.stored, target, parts_of, progress)
+    kept = sorted(key.removesuffix(".weight") for key in layers.keys() - wanted)
+    config = content | {"quantization_config": _config(own, kept)}
+    for file in source.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json"):
+            shutil.copyfile(file, target / file.name)
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return Written(len(wanted), before, after, kept)
+
+
+def _is_wanted(path: str, with_lm_head: bool) -> bool:
+    return path.endswith(".weight") and not path.endswith(KEPT_PATHS) and (with_lm_head or path != LM_HEAD)
+
+
+def _config(own: Format, kept: list[str]) -> dict[str, object]:
+    group = dict(own.scheme) | {"targets": ["Linear"], "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "quantization_status": "compressed", "format": own.form,
+        "config_groups": {"group_0": group}, "ignore": kept, "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+def _write_tensors(
+    stored: Mapping[str, Reader],
+    target: Path,
+    parts_of: Callable[[str, torch.Tensor], Parts],
+    progress: Callable[[float], None],
+) -> tuple[int, int]:
+    """Returns the bytes of all tensors before and after. Writes files of about SHARD_BYTES.
+
+    parts_of: what is written of a tensor, by name.
+    """
+    sizes = {name: _bytes_of(reader.get_slice(name)) for name, reader in stored.items()}
+    total, done, written = sum(sizes.values()), 0, 0
+    shards: list[list[str]] = []
+    shard: Parts = {}
+    for name, reader in stored.items():
+        shard |= parts_of(name, reader.get_tensor(name))
+        done += sizes[name]
+        size = sum(tensor.nbytes for tensor in shard.values())
+        if size >= SHARD_BYTES or done == total:
+            save_file(shard, target / f"{len(shards)}.part", metadata={"format": "pt"})
+            shards.append(list(shard))
+            written, shard = written + size, {}
+        progress(done / total)
+    names = [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
+    if len(shards) == 1:
+        names = [WEIGHTS_FILE]
+    else:
+        weight_map = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        index = {"metadata": {"total_size": written}, "weight_map": weight_map}
+        (target / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    for n, name in enumerate(names):
+        (target / f"{n}.part").rename(target / name).chmod(0o644)
+    return total, written
+
+
+def _bytes_of(header: Header) -> int:
+    bits = re.search(r"\d+", header.get_dtype())
+    return prod(header.get_shape()) * (8 if bits is None else int(bits[0])) // 8
