@@ -202,14 +202,15 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         "quantize", help="write a model folder anew with weights of 8 or 4 bits", add_help=False
     )
     bench_parser = commands.add_parser(
-        "bench", help="measure the engine alone, or a server over HTTP; check exactness", allow_abbrev=False,
+        "bench", help="measure the engine alone, or a server over HTTP; check exactness; compare models", allow_abbrev=False,
         description="Measures the engine alone, or a server over HTTP, or checks that texts are exact: headway bench engine "
         "--help tells more.",
     )  # fmt: skip
     bench_parser.add_argument(
         "kind",
         choices=tuple(COMMANDS),
-        help="engine: without HTTP; exact: whether anything but the request changes its text; serve: a running server; "
+        help="engine: without HTTP; exact: whether anything but the request changes its text; quality: two models' "
+        "predictions; serve: a running server; "
         "shape: writes a folder without weights",
     )
     bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")

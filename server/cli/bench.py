@@ -15,6 +15,7 @@ COMMANDS = {
     "engine": (sys.executable, "-P", "-m", "headway.engine.bench"),
     "exact": (sys.executable, "-P", "-m", "headway.engine.bench.exact"),
     "shape": (sys.executable, "-P", "-m", "headway.engine.bench.shape"),
+    "quality": (sys.executable, "-P", "-m", "headway.engine.bench.quality"),
     "serve": (sys.executable, "-P", "-m", "headway.server.bench"),
 }
 QUANTIZE = (sys.executable, "-P", "-m", "headway.engine.quantize")

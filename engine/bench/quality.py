@@ -1,0 +1,131 @@
+"""`headway bench quality`: how far a model's predictions are from another's, as from those before its weights
+were rounded.
+
+Both read the same texts, those that the embedded model has not seen. Perplexity is exp of the mean negative
+log-probability of the texts' tokens; the agreement is the share of places at which both hold the same token
+the most probable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from headway.engine.bench.measure import Post
+from headway.engine.bench.report import TABLE_WIDTH, keep_json
+from headway.engine.build import assemble
+from headway.engine.demo.heldout import heldout_prompts
+from headway.engine.loop import EngineLoop
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError, HeadwayError
+from headway.engine.protocol.logprobs import TokenLogprobs, join
+from headway.engine.protocol.messages import RoundOutput, Submit
+from headway.engine.protocol.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """perplexities: of each model. agreement: of their most probable tokens. num_tokens: that were
+    predicted."""
+
+    models: list[str]
+    perplexities: list[float]
+    agreement: float
+    num_tokens: int
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    parser = argparse.ArgumentParser(
+        prog="headway bench quality",
+        description="Compares the predictions of two models, such as a quantized one with the one that it was made of, over the "
+        "embedded held-out texts: perplexity of both, and how often both hold the same token the most probable.",
+    )  # fmt: skip
+    parser.add_argument("first", metavar="A", help="a folder in Hugging Face layout, with a tokenizer.json")
+    parser.add_argument("second", metavar="B", help="another, of the same vocabulary; A's tokenizer is used")
+    parser.add_argument("--texts", type=int, default=100, metavar="N", help="of 100 texts (default: all)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    given = parser.parse_args(argv)
+    try:
+        texts = heldout_prompts(Path(given.first))[: given.texts]
+        found = compare([given.first, given.second], texts, device=given.device, dtype=given.dtype)
+        _show(found)
+        keep_json(found, given.json)
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def compare(
+    models: list[str], texts: Sequence[list[int]], *, device: str = "auto", dtype: str = "auto"
+) -> Quality:
+    """models: two folders. texts: token ids of each. Raises HeadwayError."""
+    scores = [_scores(EngineConfig(model_path=m, depth=0, device=device, dtype=dtype), texts) for m in models]  # type: ignore[arg-type]
+    first, second = scores
+    same = sum(a == b for a, b in zip(first.top_ids, second.top_ids, strict=True))
+    count = len(first.logprobs)
+    return Quality(
+        models, [math.exp(-math.fsum(own.logprobs) / count) for own in scores], same / count, count
+    )
+
+
+def _scores(config: EngineConfig, texts: Sequence[list[int]]) -> TokenLogprobs:
+    """Returns those of all tokens but each text's first. Raises HeadwayError."""
+    engine = assemble(config, progress=lambda _: None)
+    largest = max(map(max, texts))
+    if largest >= engine.info.vocab_size:
+        raise ConfigError(
+            f"{config.model_path} has {engine.info.vocab_size:,} tokens, a text has the token {largest:,}; give models of one "
+            "vocabulary"
+        )
+    post = Post()
+    loop = EngineLoop(engine.scheduler, engine.runner, post)
+    post.inbox = [
+        Submit(
+            request_id=n, prompt_token_ids=ids, sampling=SamplingParams(num_prompt_logprobs=1), max_tokens=1
+        )
+        for n, ids in enumerate(texts)
+    ]
+    found: dict[int, TokenLogprobs] = {}
+    while len(found) < len(texts):
+        loop.step()
+        sent, post.sent = post.sent, []
+        for event in (e for message in sent if isinstance(message, RoundOutput) for e in message.events):
+            if event.error is not None:
+                raise HeadwayError(f"the engine failed a text: {event.error}")
+            if event.prompt_logprobs is not None:
+                found[event.request_id] = event.prompt_logprobs
+    del loop, engine
+    gc.collect()
+    return join([found[n] for n in range(len(texts))])
+
+
+def _show(found: Quality) -> None:
+    table = Table()
+    for name in ("model", "perplexity", "agreement"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    agreements = ["", f"{found.agreement:.2%}"]
+    for row in zip(found.models, found.perplexities, agreements, strict=True):
+        table.add_row(row[0], f"{row[1]:.4f}", row[2])
+    console = Console(width=TABLE_WIDTH)
+    console.print(table)
+    console.print(f"{found.num_tokens:,} tokens")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
