@@ -9,8 +9,10 @@ import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
 from headway_testing.hybrid import HybridOracle
+from headway_testing.oracle import Oracle
 from headway_testing.paged import load_pair
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from headway.engine.models.registry import FAMILY_OF
 from headway.engine.quantize import folder as quantize_folder_module
@@ -162,3 +164,15 @@ def test_what_cannot_be_written_is_one_line(
     assert err.startswith("headway: ")
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.filterwarnings("ignore")  # of the library's
+def test_transformers_reads_the_same_weights(name: str, tmp_path: Path) -> None:
+    source = Oracle(dtype=torch.float32, **WIDE).save(tmp_path / "source", with_head=False)
+    assert main([str(source), str(tmp_path / "own"), "--format", name]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "own")
+    model(torch.tensor([[1, 2, 3]]))  # what expands its weights
+    theirs = model.state_dict()
+    own = parameters(tmp_path / "own")
+    assert [key for key in own if not torch.equal(theirs[key].double(), own[key])] == []
