@@ -1,4 +1,4 @@
-"""The engine process: `python -P -m headway.engine.process ADDRESS [PARENT]`, the process that starts it.
+"""The engine process: `python -P -m headway.engine.process ADDRESS`.
 
 Its configuration is the first frame. It leaves on Shutdown, on a failure that it reports, and when the
 process that started it is gone. Not on SIGTERM: service managers send it to every process of a group, and
@@ -27,6 +27,7 @@ from headway.engine.scheduling.audit import Auditor
 from headway.kernels import log_compilations
 
 LOOK_SECONDS = 1.0
+PARENT_VARIABLE = "HEADWAY_ENGINE_PARENT"  # the number of the process that starts this one
 
 logger = logging.getLogger("headway.engine")
 
@@ -104,4 +105,4 @@ def _checked(engine: Engine, *, is_required: bool) -> EngineInfo:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()))
+    sys.exit(main(sys.argv[1], int(os.environ.get(PARENT_VARIABLE, os.getppid()))))

@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     given = parser.parse_args(argv)
     try:
+        if not 1 <= given.texts <= 100:
+            raise ConfigError(f"--texts is {given.texts}; set 1 to 100")
         texts = heldout_prompts(Path(given.first))[: given.texts]
         found = compare([given.first, given.second], texts, device=given.device, dtype=given.dtype)
         _show(found)

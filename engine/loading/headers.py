@@ -71,9 +71,8 @@ def open_checkpoint(
     files, prefix = open_tensors(folder, stack), names.draft_head_prefix or ""
     stored = files
     if spec.quantization is not None:
-        stored = expanded(
-            files, spec.quantization, device, lambda name: bool(prefix) and name.startswith(prefix)
-        )
+        seldom_listed = tuple(start for start in (prefix, *names.vision_prefixes) if start)
+        stored = expanded(files, spec.quantization, device, lambda name: name.startswith(seldom_listed))
     heads = frozenset(name for name in stored if prefix and name.startswith(prefix))
     _warn_of_a_missing_head(folder, spec, heads)
     return Checkpoint(
@@ -210,13 +209,24 @@ def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored:
     unexpected = [
         name
         for name in stored
-        if name not in shapes and name not in ignored and not name.endswith(".rotary_emb.inv_freq")
+        if name not in shapes
+        and name not in ignored
+        and not name.endswith(".rotary_emb.inv_freq")
+        and not _is_idle_bias(found, name)
     ]
     if unexpected:
         raise ModelError(
             f"{folder} has {len(unexpected)} tensors that the architecture of its config.json does not have: "
             f"{listed(unexpected)}; check that config.json belongs to these weights"
         )
+
+
+def _is_idle_bias(found: Checkpoint, name: str) -> bool:
+    """Returns whether it is one of the biases of zeros that tools for GPTQ write for every layer."""
+    quantization = found.spec.quantization
+    if quantization is None or quantization.method != "gptq" or not name.endswith(".bias"):
+        return False
+    return not bool(found.stored[name].get_tensor(name).any())
 
 
 def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Mapping[str, Reader]) -> None:

@@ -115,7 +115,9 @@ class Scaled:
         if "channel" in quantization.strategies:
             blocks |= dict.fromkeys([(outputs,), (outputs, 1)], (1, inputs))
         for rows, columns in quantization.blocks:
-            blocks[ceil(outputs / rows), ceil(inputs / columns)] = rows, columns
+            of_rows, of_columns = ceil(outputs / rows), ceil(inputs / columns)
+            # ModelOpt has four dimensions.
+            blocks |= dict.fromkeys([(of_rows, of_columns), (of_rows, 1, of_columns, 1)], (rows, columns))
         for size in quantization.group_sizes:
             blocks[outputs, ceil(inputs / size)] = 1, size
         if not blocks:

@@ -24,7 +24,7 @@ VALUES_AT_ONCE = 1 << 24  # expanded at a time: 64 MiB of float32, whatever the 
 # Scales of a layer's inputs, of its outputs and of the KV cache: all of these keep their 16 bits.
 UNUSED = frozenset({
     "input_scale", "activation_scale", "input_zero_point", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale",
-    "prob_scale",
+    "prob_scale", "q_zero_point", "k_zero_point", "v_zero_point", "output_zero_point",
 })  # fmt: skip
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ def expanded(
     stored: Mapping[str, Reader],
     quantization: Quantization,
     device: torch.device,
-    is_of_head: Callable[[str], bool],
+    is_seldom_listed: Callable[[str], bool],
 ) -> dict[str, Reader]:
     """Returns the stored tensors with dense weights in place of quantised ones, which are expanded on the
     device as they are read. Raises ModelError, which names the tensor, for packs that are damaged or that
     contradict config.json.
 
-    is_of_head: whether a tensor is of a draft head, whose weights config.json often fails to list.
+    is_seldom_listed: whether a layer is of a draft head, or sees images: config.json often fails to list it.
     """
     layers: dict[str, dict[str, Part]] = defaultdict(dict)
     for name, reader in stored.items():
@@ -60,7 +60,7 @@ def expanded(
             f"config.json says that weights are quantized ({quantization.method}), but no tensor has a scale; "
             "take quantization_config out of it, or fetch the weights again"
         )
-    _check_lists(packs.keys(), layers, quantization, is_of_head)
+    _check_lists(packs.keys(), layers, quantization, is_seldom_listed)
     logger.info(
         "%d weights of %s are expanded to %s as they are read, %s",
         len(packs), quantization.method, " and ".join(sorted({pack.get_dtype() for pack in packs.values()})),
@@ -156,24 +156,23 @@ def _check_lists(
     packs: Collection[str],
     layers: Mapping[str, Mapping[str, Part]],
     quantization: Quantization,
-    is_of_head: Callable[[str], bool],
+    is_seldom_listed: Callable[[str], bool],
 ) -> None:
     """Raises ModelError where config.json and the files contradict each other.
 
-    A layer that is stored as it is ought to be listed if others of its kind are quantised. Draft heads are
-    seldom listed, or under names of layers that engines fuse.
+    A layer that is stored as it is ought to be listed if others of its kind are quantised.
     """
-    if quantized := [name for name in packs if quantization.keeps(name)]:
+    if quantized := [name for name in packs if quantization.keeps(name) and not is_seldom_listed(name)]:
         raise ModelError(
             f"config.json lists {len(quantized)} layers as not quantized that have scales: {listed(quantized)}; check "
             "that config.json belongs to these weights"
         )
-    kinds = {name.rpartition(".")[2] for name in packs if not is_of_head(name)}
+    kinds = {name.rpartition(".")[2] for name in packs if not is_seldom_listed(name)}
     plain = [
         name
         for name, parts in layers.items()
         if "weight" in parts and name not in packs and name.rpartition(".")[2] in kinds
-        and not is_of_head(name) and not quantization.keeps(name)
+        and not is_seldom_listed(name) and not quantization.keeps(name)
     ]  # fmt: skip
     if plain and quantization.lists_all:
         raise ModelError(

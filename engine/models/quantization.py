@@ -147,8 +147,8 @@ class _Keys(msgspec.Struct):
     quant_algo: str | None = None
     kv_cache_quant_algo: object = None
     # gptq and awq
-    bits: int = 4
-    group_size: int = 128
+    bits: int | None = 4
+    group_size: int | None = 128
     desc_act: bool = False
     checkpoint_format: str | None = None
     is_marlin_format: bool | None = None
@@ -212,12 +212,12 @@ def _refusal(keys: _Keys) -> str | None:
     """Returns what is not read; None where all is."""
     match keys.quant_method:
         case "fp8":
-            return None if keys.fmt == "e4m3" else f"fp8 of the kind {keys.fmt}"
+            return None if keys.fmt in ("e4m3", "float8_e4m3fn") else f"fp8 of the kind {keys.fmt}"
         case "compressed-tensors":
             sparsity = keys.sparsity_config
             if sparsity is not None and sparsity.format != "dense":
                 return f"compressed-tensors, {sparsity.format}"
-            if keys.transform_config:
+            if (keys.transform_config or {}).get("config_groups"):
                 return "compressed-tensors, transforms of weights"
             groups = list(keys.config_groups.values()) or [_Group()]
             return next((fault for group in groups if (fault := _group_refusal(keys, group))), None)
@@ -295,7 +295,10 @@ def _scales_of(
                 [],
             )
     own = [value for value in (keys.dynamic or {}).values() if isinstance(value, dict)]
-    stated = [keys.group_size, *(size for value in own if isinstance(size := value.get("group_size"), int))]
+    stated = [
+        keys.group_size or 0,
+        *(size for value in own if isinstance(size := value.get("group_size"), int)),
+    ]
     kinds: set[Strategy] = {"channel" if size < 0 else "group" for size in stated}
     return frozenset({"awq" if keys.quant_method == "awq" else "gptq"}), frozenset(kinds), [], [*stated]
 

@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     except (HeadwayError, OSError) as error:
         print(f"headway: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     print(_told(written, time.monotonic() - started))
     print(f"headway serve {arguments.folder}")
     return 0

@@ -79,7 +79,8 @@ def _codes(groups: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Ten
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return scale.clamp(min=TINY).to(dtype)
+    limits = torch.finfo(dtype)
+    return scale.clamp(min=max(TINY, limits.tiny * limits.eps)).to(dtype)
 
 
 def _weights(bits: int, kind: str, strategy: str, **others: object) -> dict[str, object]:

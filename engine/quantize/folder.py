@@ -13,19 +13,20 @@ from math import prod
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
-from headway.engine.loading.headers import checked_outline, open_checkpoint
+from headway.engine.loading.headers import EMBEDDING, LM_HEAD, Checkpoint, checked_outline, open_checkpoint
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
-from headway.engine.quantize.codes import FORMATS, Format, Parts
+from headway.engine.quantize.codes import FORMATS, GROUP, Format, Parts
 
 SHARD_BYTES = 4 << 30
-LM_HEAD = "lm_head.weight"
+ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
 # What loses much by rounding and takes little: the projection of a draft head's two inputs, and the gates of
 # delta nets.
 KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight")
@@ -63,8 +64,8 @@ def quantize_folder(
         raise ModelError(
             f"{source} is quantized already ({spec.quantization.method}); take the model's unquantized checkpoint"
         )
-    if (target / "config.json").exists():
-        raise ModelError(f"{target} holds a model already; name another folder")
+    if target.is_dir() and any(_is_of_a_model(file) for file in target.iterdir()):
+        raise ModelError(f"{target} holds a model already, or a part of one; name another folder")
     if with_lm_head and spec.tied:
         raise ModelError(
             f"the lm_head of {source} is its embedding, which stays as it is; leave out --quantize-lm-head"
@@ -84,23 +85,46 @@ def quantize_folder(
         wanted = {
             key for key, (path, shape) in layers.items() if own.fits(shape) and _is_wanted(path, with_lm_head)
         }
+        if not wanted:
+            raise ModelError(
+                f"no weight of {source} has inputs in whole groups of {GROUP}; take another --format"
+            )
         target.mkdir(parents=True, exist_ok=True)
 
         def parts_of(name: str, tensor: torch.Tensor) -> Parts:
             if name not in wanted:
                 return {name: tensor}
             layer = name.removesuffix("weight")
-            parts = own.parts(tensor.to(device))
-            return {layer + kind: part.cpu().contiguous() for kind, part in parts.items()}
+            pieces = [own.parts(rows.to(device)) for rows in torch.split(tensor, ROWS_AT_ONCE)]
+            parts = {kind: torch.cat([piece[kind] for piece in pieces]).cpu() for kind in pieces[0]}
+            if "weight_shape" in parts:
+                parts["weight_shape"] = torch.tensor(tensor.shape)
+            return {layer + kind: part for kind, part in parts.items()}
 
         before, after = _write_tensors(found.stored, target, parts_of, progress)
-    kept = sorted(key.removesuffix(".weight") for key in layers.keys() - wanted)
+        kept = _kept(found, wanted)
     config = content | {"quantization_config": _config(own, kept)}
     for file in source.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json"):
             shutil.copyfile(file, target / file.name)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return Written(len(wanted), before, after, kept)
+
+
+def _is_of_a_model(file: Path) -> bool:
+    return file.name in ("config.json", INDEX_FILE) or file.suffix in (".safetensors", ".part")
+
+
+def _kept(found: Checkpoint, wanted: set[str]) -> list[str]:
+    """Returns the layers whose weights stay as they are, embeddings excepted: a tied lm_head and what sees
+    images, too, for readers take every linear layer that is not listed to be quantised."""
+    matrices = {
+        name
+        for name, reader in found.stored.items()
+        if name.endswith(".weight") and len(reader.get_slice(name).get_shape()) > 1
+    }
+    kept = (matrices | {found.names.of(LM_HEAD)}) - wanted - {found.names.of(EMBEDDING)}
+    return sorted(name.removesuffix(".weight") for name in kept)
 
 
 def _is_wanted(path: str, with_lm_head: bool) -> bool:
@@ -134,7 +158,10 @@ def _write_tensors(
         done += sizes[name]
         size = sum(tensor.nbytes for tensor in shard.values())
         if size >= SHARD_BYTES or done == total:
-            save_file(shard, target / f"{len(shards)}.part", metadata={"format": "pt"})
+            try:
+                save_file(shard, target / f"{len(shards)}.part", metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise ModelError(f"{target} cannot be written: {error}") from None
             shards.append(list(shard))
             written, shard = written + size, {}
         progress(done / total)

@@ -18,6 +18,7 @@ from headway.server.engine.private_folder import SOCKET, private_folder
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
 _REAP_SECONDS = 0.2
+_PARENT = "HEADWAY_ENGINE_PARENT"  # as engine/process.py reads it
 # Threads that wait for each other at the end of each operation spin only briefly: beside another busy process
 # a thread may be without a core for milliseconds, and the others would burn theirs meanwhile. What the user
 # has set stays.
@@ -33,10 +34,7 @@ class EngineChild:
             self.address = f"ipc://{taken.enter_context(private_folder()) / SOCKET}"
             # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
             self._process = subprocess.Popen(
-                [*command, self.address, str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=_environment(),
+                [*command, self.address], stdin=subprocess.DEVNULL, start_new_session=True, env=_environment()
             )
             taken.callback(self._end)
             self._taken = taken.pop_all()
@@ -70,4 +68,4 @@ class EngineChild:
 
 def _environment() -> dict[str, str]:
     is_decided = "OMP_WAIT_POLICY" in os.environ
-    return {**({} if is_decided else _SPINNING), **os.environ}
+    return {**({} if is_decided else _SPINNING), **os.environ, _PARENT: str(os.getpid())}

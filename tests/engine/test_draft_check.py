@@ -187,7 +187,7 @@ def test_the_check_captures_no_graph_and_runs_steps_of_sizes_that_the_warm_up_co
     runner.grid = StepGrid.of(max_running, 64, policy.mixed)
     runner.graphs = GraphCache(launch, NoMemory())  # type: ignore[arg-type]
     unhurried(engine)
-    captured = runner.grid.captured(range(4), {0, 3}, policy, catches_up=True)
+    captured = runner.grid.captured(range(4), policy, catches_up=True)
     assert any(key.keeps_logits for key in seen)
     assert {key._replace(keeps_logits=False) for key in seen} <= set(captured)
 

@@ -101,7 +101,8 @@ def test_it_leaves_at_once_where_its_parent_ended_while_it_began(peer: tuple[Pee
     _end, address = peer
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    with subprocess.Popen([*command(address), str(ended.pid)]) as engine:
+    environment = os.environ | {"HEADWAY_ENGINE_PARENT": str(ended.pid)}
+    with subprocess.Popen(command(address), env=environment) as engine:
         assert engine.wait(SECONDS) == 1
 
 

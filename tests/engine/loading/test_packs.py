@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from headway_testing.hybrid import HybridOracle
-from headway_testing.inspection import inspect
+from headway_testing.inspection import edit, inspect
 from headway_testing.packs import (
     EVEN,
     FP8,
@@ -24,7 +25,7 @@ from headway_testing.packs import (
 )
 from headway_testing.paged import load_pair
 from headway_testing.ranks import run_ranks
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from headway.engine.layers.group import ALONE, Group
@@ -223,3 +224,45 @@ def test_a_folder_that_is_not_quantised_at_all_is_an_error(tmp_path: Path) -> No
     (twin / "config.json").write_text(json.dumps(config | {"quantization_config": dict(BLOCKS.config)}))
     with pytest.raises(ModelError, match="no tensor has a scale"):
         load_pair(twin)
+
+
+def test_modelopt_may_give_the_scales_of_blocks_four_dimensions(tmp_path: Path) -> None:
+    pack, twin = mimo_packs(tmp_path, formats()["modelopt fp8 blocks"]())
+    edit(
+        pack,
+        lambda t: t.update(
+            {n: s[:, None, :, None].contiguous() for n, s in t.items() if n.endswith("scale")}
+        ),
+    )
+    assert_equal(parameters(pack), parameters(twin))
+
+
+def test_biases_of_zeros_that_gptq_writes_for_every_layer_are_left_out(tmp_path: Path) -> None:
+    pack, twin = mimo_packs(tmp_path, gptq())
+    bias = "model.layers.0.mlp.down_proj.bias"
+    edit(pack, lambda t: t.update({bias: torch.zeros(t[bias.replace("bias", "qweight")].shape[1])}))
+    assert_equal(parameters(pack), parameters(twin))
+    edit(pack, lambda t: t.update({bias: t[bias] + 1}))
+    with pytest.raises(ModelError, match=re.escape(bias)):
+        parameters(pack)
+
+
+def test_a_list_of_the_models_layers_is_none_of_the_heads(tmp_path: Path) -> None:
+    """As of mixed packs that spare the first layers: those of the head have the same numbers."""
+    dense = HybridOracle(**HYBRID).save(tmp_path / "dense")
+    pack, twin = write_packs(dense, tmp_path, BLOCKS, quantizes_head=True)
+    config = json.loads((pack / "config.json").read_text())
+    tensors, exact = load_file(pack / "model.safetensors"), load_file(twin / "model.safetensors")
+    spared = [
+        n.removesuffix(".weight")
+        for n in exact
+        if n.startswith("model.layers.0.") and f"{n}_scale_inv" in tensors
+    ]
+    for layer in spared:
+        tensors[f"{layer}.weight"] = exact[f"{layer}.weight"]
+        del tensors[f"{layer}.weight_scale_inv"]
+    save_file(tensors, pack / "model.safetensors")
+    config["quantization_config"]["modules_to_not_convert"] += ["model.layers.0"]
+    (pack / "config.json").write_text(json.dumps(config))
+    assert spared
+    assert_equal(parameters(pack), parameters(twin))

@@ -176,3 +176,40 @@ def test_transformers_reads_the_same_weights(name: str, tmp_path: Path) -> None:
     theirs = model.state_dict()
     own = parameters(tmp_path / "own")
     assert [key for key in own if not torch.equal(theirs[key].double(), own[key])] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tied_lm_head_is_told_to_readers(tmp_path: Path) -> None:
+    source = Oracle(dtype=torch.float32, tie_word_embeddings=True, **WIDE).save(
+        tmp_path / "source", with_head=False
+    )
+    assert main([str(source), str(tmp_path / "own")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "own")
+    model(torch.tensor([[1, 2, 3]]))
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+
+
+def test_weights_of_zeros_have_scales_that_float16_can_hold() -> None:
+    weight = torch.zeros(128, 256, dtype=torch.float16)
+    for parts in (float8_blocks(weight), integers(weight, 4, 128), integers(weight, 8, 256)):
+        assert bool((parts["weight_scale"] > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("left", "form", "said"),
+    [
+        ("model.safetensors", "fp8", "holds a model already, or a part of one"),
+        ("3.part", "fp8", "holds a model already, or a part of one"),
+        (None, "int4", "no weight of"),
+    ],
+)
+def test_nothing_is_written_into_a_part_of_a_model_or_without_a_weight(
+    left: str | None, form: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = random_mimo(tmp_path / "source"), tmp_path / "own"
+    if left is not None:
+        target.mkdir()
+        (target / left).touch()
+    assert main([str(source), str(target), "--format", form]) == 1
+    assert said in capsys.readouterr().err
+    assert not (target / "config.json").exists()
