@@ -44,6 +44,7 @@ from headway.engine.state.memory import (
     spare_bytes,
     wanted_model_len,
 )
+from headway.engine.state.pool import NUM_SPARE_ENTRIES
 from headway.engine.state.processors import table_bytes
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import PagedSpec, StateSpec, block_bytes, row_bytes, scratch_bytes
@@ -199,7 +200,7 @@ def _divide(
     """available: the bytes that weights in all formats and steps leave."""
     wanted, num_blocks = wanted_model_len(config, outline.spec), 0
     bytes_of_block, bytes_of_row = block_bytes(states, config.block_size), row_bytes(states)
-    most = available - config.num_rows * bytes_of_row
+    most = available - (config.num_rows + NUM_SPARE_ENTRIES) * bytes_of_row
     # A context that is cut, or refused, has no longer tables than what would fit without them.
     fitting = max(fitting_tokens(config, block_bytes=bytes_of_block, available=most), config.block_size)
     rows_bytes = _rows_bytes(config, outline, min(wanted, fitting)) + config.num_rows * scratch_bytes(states)

@@ -14,6 +14,7 @@ import torch
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
+from headway.engine.state.pool import NUM_SPARE_ENTRIES
 
 CPU_KV_CACHE_BYTES = 1 << 30
 CPU_KV_CACHE_SHARE = 0.25
@@ -105,7 +106,7 @@ def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> 
     """
     if row_bytes == 0 or not config.prefix_caching:
         return 0
-    left = max(0, available - config.num_rows * row_bytes)
+    left = max(0, available - (config.num_rows + NUM_SPARE_ENTRIES) * row_bytes)
     return min(int(MAX_CHECKPOINTS_SHARE * left) // row_bytes, MAX_CHECKPOINTS_A_ROW * config.num_rows)
 
 
@@ -116,11 +117,11 @@ def num_kv_blocks(
     --max-model-len is not set, the full length is cut to what fits.
 
     config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded, on CUDA less
-    those that steps take. row_bytes: those of one row's state; the state of all rows and its checkpoints are
-    taken before blocks are counted. Raises ConfigError.
+    those that steps take. row_bytes: those of one row's state; the state of all rows, its checkpoints and the
+    pool's spare entries are taken before blocks are counted. Raises ConfigError.
     """
-    num_states = config.num_rows + num_checkpoints(config, row_bytes=row_bytes, available=available)
-    available = max(0, available - num_states * row_bytes)
+    copies = num_checkpoints(config, row_bytes=row_bytes, available=available)
+    available = max(0, available - (config.num_rows + copies + NUM_SPARE_ENTRIES) * row_bytes)
     most = _most_bytes(config, available)
     budget = config.kv_cache_memory_bytes
     fitting = fitting_tokens(config, block_bytes=block_bytes, available=available)

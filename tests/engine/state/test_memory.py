@@ -23,7 +23,7 @@ from headway.engine.state.memory import (
     num_kv_blocks,
 )
 from headway.engine.state.pool import StatePool
-from headway.engine.state.specs import block_bytes
+from headway.engine.state.specs import RowSpec, block_bytes
 
 GIB = 1 << 30
 
@@ -246,7 +246,10 @@ def test_the_state_of_all_rows_is_taken_before_blocks_are_counted() -> None:
     assert room[0] == 4096
     # 64 rows leave 4,032 MiB; 256 checkpoints would take less than a tenth of that.
     assert num_checkpoints(config, row_bytes=MIB, available=4 * GIB) == 256
-    assert room[MIB] == 4096 - (64 + 256)
+    spec, meta = RowSpec("state", (MIB,), torch.int8), torch.device("meta")
+    pool = StatePool([(spec,)], num_blocks=0, num_rows=64, num_checkpoints=256, block_size=16, device=meta)
+    of_rows = pool.kinds()[0][1]["state"].nbytes
+    assert room[MIB] == 4096 - of_rows // MIB
 
 
 @pytest.mark.parametrize(
