@@ -15,7 +15,7 @@ from headway.engine.execution.graph_sizes import TakenMemory, extrapolated_bytes
 from headway.engine.execution.graphs import GraphCache, GraphMemory
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
-from headway.engine.execution.step import StepOutcome
+from headway.engine.execution.step import StepOutcome, forward_half
 from headway.engine.execution.step_key import StepKey
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import compile_linears
@@ -238,10 +238,13 @@ class WarmUp:
         self._try_largest_round(max_depth)
 
     def _try_largest_round(self, depth: int) -> None:
-        """Requests may have their logits adjusted and scored, and many may start at once: that there is room
-        is tried, not taken."""
-        num_rows = len(self._table)
-        outcome = self._launcher.launch(StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True)).round
+        """Requests may have their logits adjusted, masked and scored, and many may start at once: that there
+        is room is tried, not taken."""
+        num_rows, launcher = len(self._table), self._launcher
+        key = StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True, is_masked=True)
+        rows, _ = launcher.operands(key)
+        # The drafts, of which nobody has taken a slot of the ring, are not told.
+        outcome = launcher.finish(key, forward_half(launcher.context, rows, depth, None)).round
         assert outcome is not None, "the step has a round"
         outcome.score(torch.arange(num_rows, device=self._table.device))
         del outcome

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.engine import build as assembly
 from headway.engine.execution import graphs as graphs_module
 from headway.engine.execution import prompt_ends as prompt_ends_module
+from headway.engine.execution import step as step_module
 from headway.engine.execution import step_key as step_key_module
 from headway.engine.execution import warm_up as warm_up_module
 from headway.engine.execution.graph_sizes import TakenMemory
@@ -268,7 +269,7 @@ def test_a_rehearsal_sees_all_that_is_launched_kernel_by_kernel(
     make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of several sizes, products of their tiles, scores, first tokens, and the largest round with its
-    logits adjusted and scored: what it did not see would be compiled one after the other."""
+    logits adjusted, masked and scored: what it did not see would be compiled one after the other."""
     path = str(make(tmp_path / "model"))
     runner = LocalEngine(
         EngineConfig(model_path=path, device="cpu", prefill_chunk=128, max_running=4)
@@ -290,6 +291,25 @@ def test_a_rehearsal_sees_all_that_is_launched_kernel_by_kernel(
     assert fake.operations.found
     assert earnest.found - fake.operations.found <= inputs.found
     assert any(name.startswith("aten.cumsum") for name, *_ in fake.operations.found)
+
+
+def test_the_largest_round_that_is_tried_is_adjusted_masked_and_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a round has its logits three times: raw, masked, and adjusted."""
+    path = str(random_qwen2(tmp_path / "model"))
+    runner = LocalEngine(EngineConfig(model_path=path, max_running=4, depth=2, drafter="ngram")).engine.runner
+    picks: list[tuple[object, ...]] = []
+
+    def pick_tokens(logits: torch.Tensor, rows: Any, *rest: Any, **options: Any) -> torch.Tensor:
+        masks = options["masks"] is not None
+        picks.append((tuple(logits.shape[:2]), rows.processors is not None, masks, options["keeps_logits"]))
+        return sampler.pick_tokens(logits, rows, *rest, **options)
+
+    monkeypatch.setattr(step_module, "pick_tokens", pick_tokens)
+    with torch.inference_mode():
+        runner.warm_up._try_largest_round(2)
+    assert picks == [((4, 3), True, True, True)]
 
 
 def test_each_graph_that_is_measured_replays_the_prompts_that_were_packed_for_it(
