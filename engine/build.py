@@ -73,14 +73,17 @@ def assemble(
         torch.set_num_threads(config.threads)
     _warn_of_meaningless_text(config)
     spec = read_model_spec(config.model_path)
-    early = resolve(config, announced(config, spec, facts, available_bytes(facts.device)))
+    # What steps take is no reason to refuse a model before it is measured.
+    announcement = announced(config, spec, facts, available_bytes(facts.device))
+    early = resolve(config, announcement, steps_bytes=0)
     with log_seconds("loading weights"):
         models = _load(config, early, progress)
     loaded = Outline.of_loaded(models, facts, available_bytes(facts.device))
-    resolved = resolve(config, loaded)
+    measures = facts.device.type == "cuda" and config.kv_cache_memory_bytes is None
+    resolved = resolve(config, loaded, steps_bytes=0 if measures else None)
     with log_seconds("choosing formats and kernels"):
         prepare_models(resolved, models)
-    if facts.device.type == "cuda" and config.kv_cache_memory_bytes is None:
+    if measures:
         with log_seconds("compiling and trying steps"):
             steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
         resolved = resolve(config, loaded, steps_bytes=steps_bytes)
@@ -118,10 +121,9 @@ def measured_steps_bytes(
     left = resolved.outline.available - resolved.draft_bytes
     lost = left - available_bytes(models.target.device)
     logger.info(
-        "the largest steps and all graphs take %s, libraries and kernels %s: with what stays spare %s were estimated",
+        "the largest steps and all graphs take %s, libraries and kernels %s",
         format_bytes(of_steps),
         format_bytes(max(0, lost)),
-        format_bytes(resolved.steps_bytes),
     )
     return max(0, of_steps + lost)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,14 +14,17 @@ from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, 
 from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
 from headway_testing.outline import outline
+from headway_testing.paged import load_pair
 
 from headway.engine import build as assembly
 from headway.engine.build import assemble, order_sums
 from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers import linear as linear_module
 from headway.engine.options import check_deterministic, draft_layers_of, draft_lm_head_of, has_ordered_sums
+from headway.engine.outline import DeviceFacts, Outline
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
+from headway.engine.resolve import Resolved
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.select import drafter_name
 from headway.engine.state.specs import RowSpec
@@ -393,3 +397,32 @@ def test_short_prefill_chunks_are_refused_where_prompts_are_computed_in_pieces(t
         ConfigError, match="--prefill-chunk is 63, it must be 64 or more for Qwen3_5ForCausalLM"
     ):
         assembly.assemble(EngineConfig(model_path=str(tmp_path), prefill_chunk=63), progress=lambda _: None)
+
+
+def test_a_small_gpu_is_refused_by_what_was_measured_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An estimate of the steps, of a card that is nearly full, would have ended this start. What is measured
+    has tables of the whole context."""
+    available, measured = 500 << 20, [1 << 20, 400 << 20]
+    tried: list[Resolved] = []
+
+    def measured_steps_bytes(resolved: Resolved, *_: Any) -> int:
+        tried.append(resolved)
+        return measured[len(tried) - 1]
+
+    facts = DeviceFacts(torch.device("cuda", 0), capability="8.0", num_multiprocessors=132)
+    monkeypatch.setattr(assembly, "DeviceFacts", SimpleNamespace(of=lambda _: facts))
+    monkeypatch.setattr(assembly, "available_bytes", lambda _: available)
+    monkeypatch.setattr(assembly, "prepare_models", lambda *_: None)
+    monkeypatch.setattr(assembly, "build_device", lambda *_: None)
+    monkeypatch.setattr(assembly, "measured_steps_bytes", measured_steps_bytes)
+    models = load_pair(random_mimo(tmp_path), dtype="bfloat16", with_draft_head=True)
+    monkeypatch.setattr(assembly, "_load", lambda *_: models)
+    monkeypatch.setattr(Outline, "estimated_steps_bytes", lambda *_, **__: available)
+    config = EngineConfig(model_path=str(tmp_path), device="cpu", max_running=4)
+    info = assemble(config, progress=lambda _: None).info
+    assert info.num_blocks > 1
+    assert tried[0].max_model_len == info.max_model_len == models.target.spec.max_position_embeddings
+    with pytest.raises(ConfigError, match="beside what steps take"):
+        assemble(config, progress=lambda _: None)
