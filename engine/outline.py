@@ -8,10 +8,16 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.model_pair import DraftModel, ModelPair
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import AttentionSpec, ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.kernels import has_float8_products
+from headway.kernels import (
+    has_float8_products,
+    is_split_kv,
+    split_kv_config,
+    split_kv_keys,
+    split_kv_partials,
+)
 
 # Sampling holds the logits twice at once: as they are adjusted, and as they are sorted or scored.
 _LOGITS_COPIES = 2
@@ -106,12 +112,39 @@ class Outline:
         float32."""
         return (depth + 1) * self.spec.vocab_size * (self.dtype.itemsize + torch.float32.itemsize)
 
-    def estimated_steps_bytes(self, *, num_rows: int, depth: int, most_prompt_tokens: int) -> int:
+    def estimated_steps_bytes(
+        self, *, num_rows: int, depth: int, most_prompt_tokens: int, max_model_len: int
+    ) -> int:
         """Returns about what the largest steps and all graphs take of a GPU at once, before they were tried.
         most_prompt_tokens: of a pass."""
         for_prompts = most_prompt_tokens * self.prompt_token_bytes
         for_round = _LOGITS_COPIES * num_rows * self.round_row_bytes(depth)
-        return max(for_prompts, for_round) + len(self.model.layers) * _GRAPHS_BYTES_A_LAYER
+        # Graphs have a memory pool of their own.
+        scratch = 2 * self.attention_scratch_bytes(num_rows, depth + 1, max_model_len)
+        return max(for_prompts, for_round) + scratch + len(self.model.layers) * _GRAPHS_BYTES_A_LAYER
+
+    def attention_scratch_bytes(self, num_rows: int, window: int, max_model_len: int) -> int:
+        """Returns the bytes of the partial results that a layer's attention leaves in a round, at most."""
+        return max(
+            (self._scratch_bytes(a, num_rows, window, max_model_len) for a in set(self.spec.attentions)),
+            default=0,
+        )
+
+    def _scratch_bytes(self, kind: AttentionSpec, num_rows: int, window: int, max_model_len: int) -> int:
+        if not is_split_kv(window, kind.gqa_group_size, None):
+            return 0
+        size = self.dtype.itemsize
+        config = split_kv_config(
+            num_rows,
+            window,
+            (kind.num_heads, kind.num_kv_heads),
+            kind.head_dim,
+            size,
+            max_keys=split_kv_keys(max_model_len, window, kind.sliding_window, kind.head_dim, size),
+            num_multiprocessors=max(self.facts.num_multiprocessors, 1),
+        )
+        numbers = split_kv_partials(config, window, kind.num_heads) * (kind.head_dim + 2)
+        return numbers * torch.float32.itemsize
 
     @classmethod
     def of_loaded(cls, models: ModelPair, facts: DeviceFacts, available: int) -> Outline:

@@ -148,7 +148,7 @@ def resolve(
     layers, of_drafter = outline.model.state(config.depth + 1), drafter_state(config, models)
     # A head that config.json announces may be missing, which only the weights tell.
     kept = (*layers, *draft_layers, of_drafter) if outline.counts_weights else layers
-    steps_bytes = _kept_bytes(config, outline, prefill, left, steps_bytes)
+    steps_bytes = _kept_bytes(config, outline, prefill, kept, left, steps_bytes)
     parts = _divide(config, outline, kept, left - steps_bytes, noted)
     return Resolved(
         msgspec.structs.replace(config, max_model_len=parts.max_model_len),
@@ -168,15 +168,25 @@ def resolve(
 
 
 def _kept_bytes(
-    config: EngineConfig, outline: Outline, prefill: PrefillPolicy, available: int, measured: int | None
+    config: EngineConfig,
+    outline: Outline,
+    prefill: PrefillPolicy,
+    states: tuple[tuple[StateSpec, ...], ...],
+    available: int,
+    measured: int | None,
 ) -> int:
     """Returns what is kept for steps and graphs. A CPU's KV cache takes a share of the memory instead.
     measured: what they take at most; None: it is estimated."""
     if outline.device.type != "cuda":
         return 0
     if measured is None:
+        size = block_bytes(states, config.block_size)
+        fitting = max(fitting_tokens(config, block_bytes=size, available=available), config.block_size)
         measured = outline.estimated_steps_bytes(
-            num_rows=config.num_rows, depth=config.depth, most_prompt_tokens=prefill.most_tokens
+            num_rows=config.num_rows,
+            depth=config.depth,
+            most_prompt_tokens=prefill.most_tokens,
+            max_model_len=min(wanted_model_len(config, outline.spec), fitting),
         )
     return measured + spare_bytes(available)
 

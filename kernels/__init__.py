@@ -12,8 +12,12 @@ from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
     MAX_WALKED_KEYS,
     PaddedForm,
+    is_split_kv,
     max_prompt_rows,
     padded_form,
+    split_kv_config,
+    split_kv_keys,
+    split_kv_partials,
     splits_keys,
 )
 from headway.kernels.attention.paged_attention import paged_attention
@@ -132,6 +136,7 @@ __all__ = [
     "gumbel_noise",
     "has_float8_products",
     "has_order",
+    "is_split_kv",
     "keep_sums_whole",
     "least_packed_rows",
     "library_is_ordered",
@@ -161,6 +166,9 @@ __all__ = [
     "rows_of_each_kernel",
     "sample",
     "sigmoid_mul",
+    "split_kv_config",
+    "split_kv_keys",
+    "split_kv_partials",
     "splits_keys",
     "stamp",
     "store_pending_states",

@@ -220,6 +220,23 @@ def split_kv_config(
     )
 
 
+def split_kv_keys(
+    max_keys: int, window: int, sliding_window: int | None, head_dim: int, itemsize: int
+) -> int:
+    """Returns the most keys that split-KV counts the pieces of in a row. max_keys: places of a row's block
+    table."""
+    if sliding_window is None:
+        return max_keys
+    # Pieces are counted from the group in which a row's first window begins.
+    group = GROUP_TILES * split_kv_tile(head_dim, itemsize)
+    return min(max_keys, sliding_window + window + group)
+
+
+def split_kv_partials(config: SplitKvConfig, window: int, q_heads: int) -> int:
+    """Returns the number of partial results that programs leave, each head_dim + 2 numbers of float32."""
+    return config.most_pieces * window * q_heads
+
+
 def split_kv_tile(head_dim: int, itemsize: int) -> int:
     """Returns the keys of a tile. They are part of the result's rounding, so that only the model may
     decide."""

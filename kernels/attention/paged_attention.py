@@ -12,7 +12,7 @@ from headway.kernels.attention._checks import check_attention, score_factors
 from headway.kernels.attention._key_tiles import OPTIONS
 from headway.kernels.attention._split_kv_combine import _combine_kernel
 from headway.kernels.attention._split_kv_partial import _partial_kernel
-from headway.kernels.attention.dispatch import GROUP_TILES, split_kv_config, split_kv_tile
+from headway.kernels.attention.dispatch import split_kv_config, split_kv_keys, split_kv_partials
 from headway.kernels.reference.attention.paged_attention import paged_attention as paged_attention_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import blocks_of, takes_triton
@@ -67,16 +67,12 @@ def _attend(
     block_size, kv_heads = key_cache.shape[1:3]
     max_blocks = block_table.shape[1]
     scale, slope, sliding_window = score_factors(rule)
-    max_keys = max_blocks * block_size
-    if sliding_window is not None:
-        # Pieces are counted from the group in which a row's first window begins.
-        group = GROUP_TILES * split_kv_tile(head_dim, query.element_size())
-        max_keys = min(max_keys, sliding_window + window + group)
+    max_keys = split_kv_keys(max_blocks * block_size, window, sliding_window, head_dim, query.element_size())
     config = split_kv_config(
         rows, window, (q_heads, kv_heads), head_dim, query.element_size(),
         max_keys=max_keys, num_multiprocessors=multiprocessors(query.device),
     )  # fmt: skip
-    num_partials = config.most_pieces * window * q_heads
+    num_partials = split_kv_partials(config, window, q_heads)
     acc = torch.empty(num_partials * head_dim, dtype=torch.float32, device=query.device)
     m, l_sums = torch.empty(2, num_partials, dtype=torch.float32, device=query.device)
     overlaps, launch = overlap(query.device)

@@ -15,6 +15,8 @@ from headway_testing.outline import outline
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.resolve import resolve
+from headway.kernels import ScoreRule
+from headway.kernels.attention import paged_attention as paged_attention_module
 
 DEVICES: list[dict[str, Any]] = [
     {"has_float8": True},
@@ -140,3 +142,36 @@ def test_an_inspection_goes_on_after_a_check_that_fails() -> None:
     with suppress(ConfigError):
         resolve(config, outline())
         pytest.fail("the first error ends a start")
+
+
+@pytest.mark.parametrize(("length", "expected"), [(32_768, 272_629_760), (262_144, 2_181_038_080)])
+def test_the_partial_results_of_attention_are_counted_as_they_are_taken(
+    length: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 rows of 4 queries x 32 heads x (128 + 2) float32 for each 2,048 places of their block tables,
+    once in each of two memory pools."""
+    taken: list[int] = []
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *args, **_: taken.append(sum(t.nbytes for t in args[7:10]))
+
+    class Combine:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *_, **__: None
+
+    monkeypatch.setattr(paged_attention_module, "takes_triton", lambda _: True)
+    monkeypatch.setattr(paged_attention_module, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(paged_attention_module, "overlap", lambda _: (False, {}))
+    monkeypatch.setattr(paged_attention_module, "_partial_kernel", Kernel())
+    monkeypatch.setattr(paged_attention_module, "_combine_kernel", Combine())
+    with torch.device("meta"):
+        query, cache = (torch.empty(*s, dtype=torch.bfloat16) for s in ((256, 4, 32, 128), (9, 16, 8, 128)))
+        table = torch.empty(256, length // 16, dtype=torch.int32)
+        starts = torch.empty(256, dtype=torch.int64)
+    paged_attention_module.paged_attention(query, cache, cache, table, starts, ScoreRule(0.1))
+    shape = outline()
+    assert taken == [shape.attention_scratch_bytes(256, 4, length)] == [expected]
+    sizes = {"num_rows": 256, "depth": 3, "most_prompt_tokens": 1024}
+    estimates = [shape.estimated_steps_bytes(**sizes, max_model_len=n) for n in (length, 2048)]
+    assert estimates[0] - estimates[1] == 2 * (expected - shape.attention_scratch_bytes(256, 4, 2048))
