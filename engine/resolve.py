@@ -229,13 +229,16 @@ def _divide(
 
 
 def _rows_bytes(config: EngineConfig, outline: Outline, max_model_len: int) -> int:
-    """Returns the bytes that are taken for rows before the pool. A CPU takes the logits processors' when they
-    are first used."""
+    """Returns the bytes that are taken for rows beside the pool. A CPU takes the logits processors' when they
+    are first used, and keeps no logits for graphs."""
     vocab_size = outline.spec.vocab_size
     columns = take_rows(config, outline.model, max_model_len).tensors().values()
     num_bytes = sum(column.nbytes for column in columns)
     num_bytes += mask_bytes(config.num_rows, config.depth + 1, vocab_size)
-    return num_bytes + (table_bytes(config.num_rows, vocab_size) if outline.device.type == "cuda" else 0)
+    if outline.device.type != "cuda":
+        return num_bytes
+    kept_logits = config.num_rows * (config.depth + 1) * vocab_size * outline.dtype.itemsize
+    return num_bytes + kept_logits + table_bytes(config.num_rows, vocab_size)
 
 
 def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowTensors:

@@ -64,7 +64,7 @@ class StepLauncher:
         """Launches the first half of a key with masked rows; the host gets the drafts before the target model
         has run."""
         rows, prompts = self.operands(key)
-        return forward_half(self.context, rows, key.depth, prompts, tells_drafts=True)
+        return forward_half(self.context, rows, key.depth, prompts, tells_drafts=True, keeps_logits=True)
 
     def finish(self, key: StepKey, half: HalfStep) -> StepOutcome:
         """Launches the second half, under the masks that the table got last."""

@@ -66,7 +66,11 @@ class Runner:
         self._ring = HostRing(NUM_STAMPS + len(rows.limits) * (max_depth + 2), self.device)
         self._draft_ring = HostRing(1 + len(rows.limits) * max(max_depth, 1), self.device)
         most = min(policy.most_tokens, rows.granted_block_ids.shape[1] * pool.block_size, MAX_REPLAYED_TOKENS)
-        context = StepContext(model, pool, drafter, synthetic, self._ring, self._draft_ring)
+        kept_logits = None
+        if self.device.type == "cuda":
+            num_logits = len(rows.limits) * (max_depth + 1)
+            kept_logits = model.no_states(num_logits).new_empty(num_logits, model.spec.vocab_size)
+        context = StepContext(model, pool, drafter, synthetic, self._ring, self._draft_ring, kept_logits)
         self.launcher = StepLauncher(context, self.table, self.masks, max_prompt_tokens=most)
         self.prompt_ends = PromptEnds(model, self.table, block_size=pool.block_size)
         # On a CPU nothing is padded: grid and graphs are None.

@@ -35,8 +35,12 @@ NUM_STAMPS, SAMPLING_STAMP, END_STAMP = 5, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Objects that all steps share. ring: takes what a round leaves for the host; None: nothing reads it
-    there. draft_ring: takes the drafts of rounds in two halves, after a time."""
+    """Objects that all steps share.
+
+    ring: takes what a round leaves for the host; None: nothing reads it there. draft_ring: takes the drafts
+    of rounds in two halves, after a time. kept_logits: takes the logits of rounds in two halves, and of those
+    that keep them, so that no graph holds its own; None: each round has a tensor of its own.
+    """
 
     model: CausalLM
     pool: StatePool
@@ -44,6 +48,7 @@ class StepContext:
     synthetic: SyntheticAcceptance | None = None
     ring: HostRing | None = None
     draft_ring: HostRing | None = None
+    kept_logits: torch.Tensor | None = None  # [rows * (depth + 1) of the largest round, vocab]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,8 @@ def run_step(
     keeps_logits: bool = False,
 ) -> StepOutcome:
     """Runs both halves. rows: of the decode round; None: prompts alone."""
-    return sample_half(context, forward_half(context, rows, depth, prompts), keeps_logits=keeps_logits)
+    half = forward_half(context, rows, depth, prompts, keeps_logits=keeps_logits)
+    return sample_half(context, half, keeps_logits=keeps_logits)
 
 
 def forward_half(
@@ -144,9 +150,11 @@ def forward_half(
     prompts: PromptTokens | None,
     *,
     tells_drafts: bool = False,
+    keeps_logits: bool = False,
 ) -> HalfStep:
     """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts.
-    tells_drafts: the host gets the drafts by the draft ring before the target model runs."""
+    tells_drafts: the host gets the drafts by the draft ring before the target model runs. keeps_logits: they
+    are read after this step's launch, or by a launch of its own."""
     if rows is None:
         assert prompts is not None, "a step has rows or prompts"
         states = context.model.forward(prompts.inputs, context.pool, context.drafter.taps)
@@ -161,7 +169,10 @@ def forward_half(
     next_positions = window.next_positions
     if forwarded_prompts is not None:
         next_positions = _place_prompt_ends(forwarded_prompts, states.last, next_positions)
-    logits = context.model.logits(states.last).view(*window.token_ids.shape, -1)
+    logits = context.model.logits(states.last)
+    if keeps_logits and context.kept_logits is not None:
+        logits = context.kept_logits[: len(logits)].copy_(logits)
+    logits = logits.view(*window.token_ids.shape, -1)
     stamp(packed[2:4])
     forwarded = Forwarded(rows, packed, window, inputs, next_positions, states, logits)
     return HalfStep(forwarded, forwarded_prompts)

@@ -244,7 +244,8 @@ class WarmUp:
         key = StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True, is_masked=True)
         rows, _ = launcher.operands(key)
         # The drafts, of which nobody has taken a slot of the ring, are not told.
-        outcome = launcher.finish(key, forward_half(launcher.context, rows, depth, None)).round
+        half = forward_half(launcher.context, rows, depth, None, keeps_logits=True)
+        outcome = launcher.finish(key, half).round
         assert outcome is not None, "the step has a round"
         outcome.score(torch.arange(num_rows, device=self._table.device))
         del outcome

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
@@ -19,6 +21,7 @@ from headway_testing.local import LocalEngine, Output
 from headway_testing.padded import PaddedLaunches
 from llguidance import LLMatcher, LLTokenizer
 
+from headway.engine.execution import step as step_module
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.grammar import compiler
 from headway.engine.grammar.compile import compile_matcher, json_schema_source, regex_source
@@ -26,6 +29,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.grammar import Grammar, Thinking, TokenTable
 from headway.engine.protocol.messages import Abort, Shutdown
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
+from headway.engine.sampling.sampler import pick_tokens
 
 VOCAB_SIZE, END, THINK, CLOSE = 128, 3, 1, 2
 # The printable characters stand for themselves; the control characters for nothing, but three of them for
@@ -197,6 +201,37 @@ def test_penalties_come_before_the_mask(folder: Path) -> None:
         found.append(engine.generate(range(40, 50), max_tokens=10, sampling=sampling, grammar=grammar))
     assert found[0] == found[1]
     assert {bytes([token]) for token in found[0]} == {b"a", b"b"}, "the penalty makes them take turns"
+
+
+def test_logits_that_all_graphs_share_give_the_same_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where masked rounds and those with log-probabilities copy their logits to one tensor."""
+    wanted = wishes(8)
+    for number in (1, 4, 5):
+        sampling = msgspec.structs.replace(wanted[number].sampling, num_logprobs=2)
+        wanted[number] = replace(wanted[number], sampling=sampling)
+    engines = [engine_of(folder, depth=3) for _ in range(2)]
+    launcher = engines[1].engine.runner.launcher
+    model, num_rows = launcher.context.model, len(engines[1].engine.runner.table)
+    kept = torch.full((num_rows * 4, model.spec.vocab_size), torch.nan, dtype=model.dtype)
+    launcher.context = replace(launcher.context, kept_logits=kept)
+    found: list[tuple[bool, bool]] = []
+
+    def noting(logits: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        is_kept = logits.data_ptr() == kept.data_ptr()
+        found.append((is_kept, options["masks"] is not None or options["keeps_logits"]))
+        return pick_tokens(logits, *rest, **options)
+
+    outputs = [together(engines[0], wanted)]
+    monkeypatch.setattr(step_module, "pick_tokens", noting)
+    outputs.append(together(engines[1], wanted))
+    assert texts(outputs[0]) == texts(outputs[1])
+    assert [output.logprobs for output in outputs[0]] == [output.logprobs for output in outputs[1]]
+    assert outputs[1][1].logprobs is not None
+    assert set(found) == {(True, True)}
+    alone(engines[1], [replace(wanted[0], grammar=None)])
+    assert set(found) == {(True, True), (False, False)}
 
 
 @pytest.mark.parametrize("depth", [0, 3])
