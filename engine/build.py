@@ -40,7 +40,8 @@ from headway.engine.state.masks import MaskTable
 from headway.engine.state.memory import available_bytes, format_bytes, keep_freed_memory
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import LogitsProcessorTable
-from headway.kernels import keep_sums_whole
+from headway.engine.state.specs import PagedSpec
+from headway.kernels import WIDE_CACHE_SIZE, keep_sums_whole
 
 _MEASURED_BLOCKS = 16  # of the KV cache while steps are tried, whose rows have none
 
@@ -112,8 +113,8 @@ def measured_steps_bytes(
 ) -> int:
     """Returns what steps, graphs and libraries take of the GPU beside what is counted, tried with a KV cache
     of few blocks, all of which is given back. Compiles the kernels. Raises ConfigError."""
-    few = replace(resolved, num_blocks=min(resolved.num_blocks, _MEASURED_BLOCKS))
-    of_steps = build_device(few, models, drafter).measured_bytes(
+    few = replace(resolved, num_blocks=_tried_blocks(resolved))
+    of_steps = build_device(few, models, drafter, is_tried=True).measured_bytes(
         range(resolved.config.depth + 1), progress=progress
     )
     gc.collect()
@@ -128,10 +129,21 @@ def measured_steps_bytes(
     return max(0, of_steps + lost)
 
 
-def build_device(resolved: Resolved, models: ModelPair, drafter: Drafter | None = None) -> Runner:
+def _tried_blocks(resolved: Resolved) -> int:
+    """Returns the blocks with which steps are tried: few, but as many as kernels need to index a cache as
+    they will index the whole one, lest other kernels were compiled for that."""
+    size, most = resolved.config.block_size, resolved.num_blocks
+    paged = (spec for specs in resolved.states for spec in specs if isinstance(spec, PagedSpec))
+    wide = (-(-WIDE_CACHE_SIZE // spec.num_elements(size)) for spec in paged)
+    return max((n for n in wide if n <= most), default=min(most, _MEASURED_BLOCKS))
+
+
+def build_device(
+    resolved: Resolved, models: ModelPair, drafter: Drafter | None = None, *, is_tried: bool = False
+) -> Runner:
     """Takes the memory of the device: what every rank needs. models: prepared.
 
-    drafter: as for `assemble`.
+    drafter: as for `assemble`. is_tried: as for StatePool.
     """
     config, model = resolved.config, models.target
     device, vocab_size = model.device, model.spec.vocab_size
@@ -148,6 +160,7 @@ def build_device(resolved: Resolved, models: ModelPair, drafter: Drafter | None 
         num_checkpoints=resolved.num_checkpoints,
         block_size=config.block_size,
         device=device,
+        is_tried=is_tried,
     )
     rates = config.synthetic_acceptance
     return Runner(

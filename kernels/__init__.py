@@ -11,6 +11,7 @@ device functions.
 from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
     MAX_WALKED_KEYS,
+    WIDE_CACHE_SIZE,
     PaddedForm,
     is_split_kv,
     max_prompt_rows,
@@ -93,6 +94,7 @@ __all__ = [
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
     "MAX_WALKED_KEYS",
     "MIN_ADDED_ROWS",
+    "WIDE_CACHE_SIZE",
     "Activation",
     "DeferredNorm",
     "DeltaRule",

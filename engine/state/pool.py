@@ -22,7 +22,7 @@ class StatePool:
         BlockSpec   [num_blocks + 1, *shape]; the last entry belongs to no block
         RowSpec     [num_rows + num_checkpoints + 2, *shape]: by state id, then by checkpoint; the entry
                     before the last is zero, the last belongs to no row; scratch: [num_rows, *shape]
-    Layers with equal specs share one allocation.
+    Layers with equal specs share one allocation, their parts of which are apart.
     """
 
     def __init__(
@@ -36,7 +36,10 @@ class StatePool:
         num_checkpoints: int = 0,
         block_size: int,
         device: torch.device,
+        is_tried: bool = False,
     ) -> None:
+        """is_tried: for steps that neither read nor write blocks. The layers' paged state is one and the same
+        memory, so that it takes little for its size."""
         self.num_blocks = num_blocks
         self.num_rows = num_rows
         self.num_checkpoints = num_checkpoints
@@ -45,10 +48,11 @@ class StatePool:
         self._layers = tuple(layers)
         self._specs = (*layers, *draft_layers, drafter)
         counts = Counter(spec for specs in self._specs for spec in specs)
-        self._memory = {
-            spec: torch.zeros((count, *self._entries(spec)), dtype=spec.dtype, device=device)
-            for spec, count in counts.items()
-        }
+        self._memory: dict[StateSpec, torch.Tensor] = {}
+        for spec, count in counts.items():
+            num_taken = 1 if is_tried and isinstance(spec, PagedSpec) else count
+            memory = torch.zeros((num_taken, *self._entries(spec)), dtype=spec.dtype, device=device)
+            self._memory[spec] = memory.expand(count, *memory.shape[1:])
         parts = {spec: iter(memory.unbind()) for spec, memory in self._memory.items()}
         self._states: list[LayerState] = [
             {spec.name: next(parts[spec]) for spec in specs} for specs in self._specs

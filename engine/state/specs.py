@@ -25,6 +25,10 @@ class PagedSpec:
         """Returns the bytes of a block of block_size tokens."""
         return block_size * _entry_bytes(self)
 
+    def num_elements(self, block_size: int) -> int:
+        """Returns the numbers of a block."""
+        return block_size * math.prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:

@@ -22,6 +22,8 @@ _MAX_SPLIT_KV_QUERIES, _LONG_TABLE_KEYS = 256, 32_768
 # One chunk of at most this number of tokens is attended as a window, so that split-KV shares its keys out
 # among programs.
 _MAX_PADDED_WINDOW = 32
+# From this number of keys' elements in a layer on, split-KV indexes them by 64 bits.
+WIDE_CACHE_SIZE = 2**31
 # Query rows of a split-KV program.
 _QUERIES = 16, SPLIT_KV_TILE_ROWS
 # Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones,

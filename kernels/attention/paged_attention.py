@@ -12,7 +12,12 @@ from headway.kernels.attention._checks import check_attention, score_factors
 from headway.kernels.attention._key_tiles import OPTIONS
 from headway.kernels.attention._split_kv_combine import _combine_kernel
 from headway.kernels.attention._split_kv_partial import _partial_kernel
-from headway.kernels.attention.dispatch import split_kv_config, split_kv_keys, split_kv_partials
+from headway.kernels.attention.dispatch import (
+    WIDE_CACHE_SIZE,
+    split_kv_config,
+    split_kv_keys,
+    split_kv_partials,
+)
 from headway.kernels.reference.attention.paged_attention import paged_attention as paged_attention_twin
 from headway.kernels.runtime._device import multiprocessors, overlap
 from headway.kernels.runtime._triton import blocks_of, takes_triton
@@ -87,7 +92,7 @@ def _attend(
         query, key_cache, value_cache, block_table, start_positions, ends, out, acc, m, l_sums,
         *extent, scale, slope, *visible, *query.stride()[:3], *key_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:3], GQA_GROUP_SIZE=q_heads // kv_heads, KV_HEADS=kv_heads,
-        QUERIES=config.queries, PARTS=config.parts, IS_WIDE=key_cache.numel() >= 2**31, **shape, num_warps=config.num_warps, num_stages=_STAGES,
+        QUERIES=config.queries, PARTS=config.parts, IS_WIDE=key_cache.numel() >= WIDE_CACHE_SIZE, **shape, num_warps=config.num_warps, num_stages=_STAGES,
         **OPTIONS, **launch,
     )  # fmt: skip
     _combine_kernel[(rows * window, blocks_of(q_heads, config.heads_per_program))](

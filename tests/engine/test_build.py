@@ -24,10 +24,10 @@ from headway.engine.options import check_deterministic, draft_layers_of, draft_l
 from headway.engine.outline import DeviceFacts, Outline
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.engine.resolve import Resolved
+from headway.engine.resolve import Resolved, resolve
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.select import drafter_name
-from headway.engine.state.specs import RowSpec
+from headway.engine.state.specs import PagedSpec, RowSpec
 from headway.kernels import Float8Weight
 
 
@@ -426,3 +426,16 @@ def test_a_small_gpu_is_refused_by_what_was_measured_alone(
     assert tried[0].max_model_len == info.max_model_len == models.target.spec.max_position_embeddings
     with pytest.raises(ConfigError, match="beside what steps take"):
         assemble(config, progress=lambda _: None)
+
+
+@pytest.mark.parametrize(("num_layers", "expected"), [(1, 2**31 // (16 * 8 * 128)), (36, 16)])
+def test_steps_are_tried_with_a_cache_that_kernels_index_as_the_whole_one(
+    num_layers: int, expected: int
+) -> None:
+    """110 GiB hold 524,289 blocks of one layer and its head, 47,125 of 36; 131,072 blocks of 16 tokens have
+    2^31 numbers."""
+    resolved = resolve(EngineConfig(model_path=""), outline(num_layers=num_layers), steps_bytes=0)
+    assert assembly._tried_blocks(resolved) == expected
+    spec = next(spec for spec in resolved.layers[0] if isinstance(spec, PagedSpec))
+    is_wide, whole_is_wide = (n * spec.num_elements(16) >= 2**31 for n in (expected, resolved.num_blocks))
+    assert is_wide == whole_is_wide == (num_layers == 1)

@@ -346,7 +346,8 @@ def test_what_steps_take_is_measured_with_few_blocks_and_given_back(
     engine = LocalEngine(config).engine
     sizes: list[int] = []
 
-    def build_device(resolved: Resolved, *_: Any) -> Any:
+    def build_device(resolved: Resolved, *_: Any, is_tried: bool) -> Any:
+        assert is_tried
         sizes.append(resolved.num_blocks)
         return SimpleNamespace(measured_bytes=lambda depths, *, progress: 100 * len(depths))
 

@@ -40,6 +40,26 @@ def test_a_kind_of_layer_has_the_state_of_all_its_layers_in_one_tensor() -> None
     assert not pool.layer(0)["sum"].any()
 
 
+def test_a_pool_that_is_tried_has_the_blocks_of_all_layers_in_the_memory_of_one() -> None:
+    pool, tried = (
+        StatePool(
+            [(KEYS, SUM)] * 3,
+            num_blocks=5,
+            num_rows=3,
+            block_size=16,
+            device=torch.device("cpu"),
+            is_tried=is_tried,
+        )
+        for is_tried in (False, True)
+    )
+    for name, num_places in (("keys", 1), ("sum", 3)):
+        layers = [tried.layer(index)[name] for index in range(3)]
+        wanted = pool.layer(0)[name]
+        assert {(t.shape, t.stride()) for t in layers} == {(wanted.shape, wanted.stride())}
+        assert len({tensor.data_ptr() for tensor in layers}) == num_places
+        assert len({pool.layer(index)[name].data_ptr() for index in range(3)}) == 3
+
+
 def test_wiping_blocks_leaves_the_state_of_rows() -> None:
     pool = new_pool()
     for index in range(2):
