@@ -36,6 +36,7 @@ from headway.engine.protocol.inspection import HeadReport, Inspection, Inspectio
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.logs import LogFormat, collected_warnings, configure_logging
 from headway.engine.protocol.messages import (
+    PARENT_VARIABLE,
     Abort,
     Configure,
     EngineInfo,
@@ -81,6 +82,7 @@ __all__ = [
     "MAX_STOP_TOKEN_IDS",
     "MAX_TOKENIZER_BYTES",
     "MIN_REPETITION_PENALTY",
+    "PARENT_VARIABLE",
     "STAGES",
     "STEP_TOKEN_BOUNDS",
     "Abort",

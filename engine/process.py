@@ -22,12 +22,19 @@ from headway.engine.loop import EngineLoop
 from headway.engine.probe import act_on_check, check_drafts, check_logits, wants_check
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.logs import configure_logging, log_seconds
-from headway.engine.protocol.messages import Configure, EngineInfo, Failure, Heartbeat, Mailbox, Ready
+from headway.engine.protocol.messages import (
+    PARENT_VARIABLE,
+    Configure,
+    EngineInfo,
+    Failure,
+    Heartbeat,
+    Mailbox,
+    Ready,
+)
 from headway.engine.scheduling.audit import Auditor
 from headway.kernels import log_compilations
 
 LOOK_SECONDS = 1.0
-PARENT_VARIABLE = "HEADWAY_ENGINE_PARENT"  # the number of the process that starts this one
 
 logger = logging.getLogger("headway.engine")
 

@@ -19,6 +19,8 @@ from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.protocol.stats import EngineStats
 
 Phase = Literal["load", "capture", "serve"]
+# Has the number of the process that starts the engine.
+PARENT_VARIABLE = "HEADWAY_ENGINE_PARENT"
 
 # --- to the engine ---------------------------------------------------------------------------------
 

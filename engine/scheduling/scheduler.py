@@ -357,7 +357,8 @@ class Scheduler:
             owed = long_gaps_after(self._num_long_gaps, len(streams), is_long=is_long)
             self._num_long_gaps = min(owed, MOST_OF_ALL * len(streams))
             for request in streams:
-                request.num_long_gaps = long_gaps_after(request.num_long_gaps, 1, is_long=is_long)
+                if is_long or request.num_long_gaps > 0:
+                    request.num_long_gaps = long_gaps_after(request.num_long_gaps, 1, is_long=is_long)
         return chunks, decoding
 
     def _next_chunks(self) -> list[PrefillChunk]:

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
+from headway.engine import PARENT_VARIABLE
 from headway.server.engine.private_folder import SOCKET, private_folder
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.process")
 _REAP_SECONDS = 0.2
-_PARENT = "HEADWAY_ENGINE_PARENT"  # as engine/process.py reads it
 # Threads that wait for each other at the end of each operation spin only briefly: beside another busy process
 # a thread may be without a core for milliseconds, and the others would burn theirs meanwhile. What the user
 # has set stays.
@@ -68,4 +68,4 @@ class EngineChild:
 
 def _environment() -> dict[str, str]:
     is_decided = "OMP_WAIT_POLICY" in os.environ
-    return {**({} if is_decided else _SPINNING), **os.environ, _PARENT: str(os.getpid())}
+    return {**({} if is_decided else _SPINNING), **os.environ, PARENT_VARIABLE: str(os.getpid())}
