@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from headway.engine.loading.formats import FORMATS
 from headway.engine.protocol.errors import HeadwayError
-from headway.engine.quantize.codes import FORMATS
 from headway.engine.quantize.folder import Written, quantize_folder
 from headway.engine.state.memory import format_bytes
 

@@ -17,13 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
+from headway.engine.loading.formats import FORMATS, GROUP, Format, Parts
 from headway.engine.loading.headers import EMBEDDING, LM_HEAD, Checkpoint, checked_outline, open_checkpoint
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
-from headway.engine.quantize.codes import FORMATS, GROUP, Format, Parts
 
 SHARD_BYTES = 4 << 30
 ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks

@@ -14,10 +14,10 @@ from headway_testing.paged import load_pair
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from headway.engine.loading.formats import FORMATS, float8_blocks, integers, packed
 from headway.engine.models.registry import FAMILY_OF
 from headway.engine.quantize import folder as quantize_folder_module
 from headway.engine.quantize.__main__ import main
-from headway.engine.quantize.codes import FORMATS, float8_blocks, integers, packed
 
 # Of random normal weights, relative to their norm: bits of the format decide.
 LARGEST_ERROR = {"fp8": 0.03, "int8": 0.01, "int4": 0.12}
