@@ -19,7 +19,7 @@ from headway.engine.models.model_files import (
 )
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
+from headway.engine.protocol.config import MAX_DEPTH, EngineConfig, QuantizeFormat
 from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
 from headway.engine.protocol.errors import (
@@ -112,6 +112,7 @@ __all__ = [
     "ModelSpec",
     "Pause",
     "Phase",
+    "QuantizeFormat",
     "QueueFullError",
     "Ready",
     "RequestError",

@@ -18,7 +18,7 @@ from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker, has_ordered_sums
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
-from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.logs import log_seconds
 from headway.engine.protocol.messages import EngineInfo
@@ -106,6 +106,9 @@ def prepare_models(resolved: Resolved, models: ModelPair) -> None:
             torch.set_num_threads(config.threads)
     elif has_ordered_sums(config, resolved.outline):
         order_sums(model)
+    drafts = () if models.draft is None else models.draft.linears()
+    for linear in (*drafts, *(model.linears() if config.fast_math else ())):
+        linear.trust_library()
 
 
 def measured_steps_bytes(
@@ -218,6 +221,7 @@ def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], Non
         make_draft=draft_maker(config, early.outline.spec),
         progress=progress,
         max_model_len=early.max_model_len,
+        quantize=Quantize(config.quantize, config.quantize_lm_head),
     )
     warn_without_head(config, has_head=models.draft is not None)
     return models

@@ -31,6 +31,7 @@ from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
+from headway.kernels.linear._quantized_weight import expanded_weight, quantized_weight, reads_codes
 from headway.kernels.linear._skinny_core import reserve_workspace
 from headway.kernels.linear.api import (
     adds_residual,
@@ -86,6 +87,7 @@ from headway.kernels.types._weights import (
     Float8Weight,
     Int4ScreenedWeight,
     PackedCpuWeight,
+    QuantizedWeight,
     Weight,
 )
 
@@ -110,6 +112,7 @@ __all__ = [
     "NextNorm",
     "PackedCpuWeight",
     "PaddedForm",
+    "QuantizedWeight",
     "QueryBatch",
     "RoundWindow",
     "RowState",
@@ -131,6 +134,7 @@ __all__ = [
     "delta_chunks",
     "delta_windows",
     "embed_rms_norm",
+    "expanded_weight",
     "force_acceptance",
     "fuses_qkv",
     "gated_mul",
@@ -161,6 +165,8 @@ __all__ = [
     "process_logits",
     "propose_ngram",
     "qkv_rope_append",
+    "quantized_weight",
+    "reads_codes",
     "reserve_workspace",
     "rewind_kv_cache",
     "rms_norm",

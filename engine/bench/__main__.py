@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         draft_lm_head=engine.info.draft_lm_head,
         draft_layers=engine.info.draft_layers,
     )
+    model = engine.runner.model
+    costs = replace(costs, trunk_bytes=model.work().active_bytes + model.lm_head.nbytes)
     peak_at_ready = _peak_memory(engine)
     ceilings = measured_ceilings(engine.runner.device, engine.runner.model.dtype)
     _forget_peak(engine)

@@ -13,7 +13,7 @@ from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig, QuantizeFormat
 from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name
@@ -47,6 +47,7 @@ class Settings:
     draft_lm_head: DraftLmHead
     draft_layers: DraftLayers
     fast_math: bool
+    quantize: QuantizeFormat
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
@@ -72,6 +73,7 @@ class Settings:
             draft_lm_head=self.draft_lm_head,
             draft_layers=self.draft_layers,
             fast_math=self.fast_math,
+            quantize=self.quantize,
         )
         drafter = drafter_name(config, has_head=model.draft_head is not None)
         depth = 0 if drafter == "none" else config.depth
@@ -114,6 +116,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         draft_lm_head=given.draft_lm_head,
         draft_layers=given.draft_layers,
         fast_math=given.fast_math,
+        quantize=given.quantize,
     )
 
 
@@ -191,6 +194,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, kept: str) -> None:
     add("--threads", type=parse_number, metavar="N", help="CPU threads (default: all cores)")
     add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
     add("--fast-math", action="store_true", help="as of headway serve")
+    add("--quantize", choices=get_args(QuantizeFormat), default="none", help="as of headway serve")
 
 
 def check_json(path: Path | None) -> None:

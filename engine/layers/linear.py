@@ -20,9 +20,11 @@ from headway.kernels import (
     GateActivation,
     Int4ScreenedWeight,
     PackedCpuWeight,
+    QuantizedWeight,
     Weight,
     adds_residual,
     can_be_packed,
+    expanded_weight,
     has_order,
     least_packed_rows,
     library_is_ordered,
@@ -47,9 +49,11 @@ class Linear:
         bias: torch.Tensor | None = None,  # [out]
         *,
         outputs: Mapping[str, int] | None = None,
+        is_gate: bool = False,
     ) -> None:
-        """outputs: see `Placement.linear`; None for a layer whose parameters are another's."""
-        self.bias = bias
+        """outputs: see `Placement.linear`; None for a layer whose parameters are another's. is_gate: the
+        layer is called by `gated` alone."""
+        self.bias, self.is_gate = bias, is_gate
         self._stored: Weight = DenseWeight(weight) if isinstance(weight, torch.Tensor) else weight
         self._outputs = outputs or {}
         self.shape = _shape_of(self._stored)
@@ -79,11 +83,12 @@ class Linear:
         return self.shape, self.bias is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by path, those of fused outputs as views. Until `finish` and `store` change
-        the format."""
+        """Returns the parameters by path, those of fused outputs as views; of a quantised weight the biases
+        alone. Until `finish` and `store` change the format."""
         if not self._outputs:
             return {}
-        tensors = {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+        tensors = {} if isinstance(self._stored, QuantizedWeight) else {"weight": self.weight}
+        tensors |= {} if self.bias is None else {"bias": self.bias}
         sizes = list(self._outputs.values())
         return {
             f"{path}.{kind}": part
@@ -110,6 +115,13 @@ class Linear:
         linear(Activation(x), self._stored, Epilogue(self.bias, residual=residual), out=residual)
         return None
 
+    def zeros(self, num_rows: int) -> torch.Tensor:
+        """Returns an input of zeros, [num_rows, in]."""
+        like = self._stored.scales if isinstance(self._stored, QuantizedWeight) else self.weight
+        return like.new_zeros(
+            num_rows, self.shape[1], dtype=torch.bfloat16 if self.is_quantized else like.dtype
+        )
+
     def store(self, weight: Weight) -> None:
         """From now on the layer multiplies by this weight; the one before is given up."""
         self._stored = weight
@@ -122,7 +134,7 @@ class Linear:
         one thread).
         tried: the least numbers of rows that were found for other layers; each kind is tried once.
         """
-        if not can_be_packed(self.weight):
+        if self.is_quantized or not can_be_packed(self.weight):
             return
         if self.kind not in tried:
             tried[self.kind] = least_packed_rows(self.weight, self.bias)
@@ -141,13 +153,29 @@ class Linear:
         tried: whether the library's products have the bits of that order, as found for other layers; each
         kind is tried once.
         """
+        stored = self._stored
         if self.kind not in tried:
-            tried[self.kind] = library_is_ordered(self.weight, self.bias)
-        self._stored = DenseWeight(self.weight, True, tried[self.kind])
+            weight = expanded_weight(stored) if isinstance(stored, QuantizedWeight) else self.weight
+            tried[self.kind] = library_is_ordered(weight, self.bias)
+        if isinstance(stored, QuantizedWeight):
+            self._stored = stored._replace(is_library_ordered=tried[self.kind])
+        else:
+            self._stored = DenseWeight(self.weight, True, tried[self.kind])
+
+    def trust_library(self) -> None:
+        """From now on the library multiplies many rows by an expanded weight, whatever its order of sums."""
+        if isinstance(self._stored, QuantizedWeight):
+            self._stored = self._stored._replace(is_library_ordered=True)
 
     @property
     def is_batch_invariant(self) -> bool:
+        if isinstance(self._stored, QuantizedWeight):
+            return True
         return isinstance(self._stored, DenseWeight) and self._stored.is_batch_invariant
+
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self._stored, QuantizedWeight)
 
     @property
     def input_step(self) -> torch.Tensor | None:  # [1] float32
@@ -161,7 +189,11 @@ def compile_linears(linears: Iterable[Linear], most_rows: int) -> None:
     kinds = {layer.kind: layer for layer in linears if layer.is_batch_invariant}
     for layer in kinds.values():
         for num_rows in rows_of_each_kernel(layer.stored, most_rows):
-            layer(layer.weight.new_zeros(num_rows, layer.shape[1]))
+            x = layer.zeros(num_rows)
+            if layer.is_gate and layer.is_quantized:
+                layer.gated(Activation(x), "silu")
+            else:
+                layer(x)
 
 
 def finish_linears(linears: Iterable[Linear]) -> None:
@@ -178,6 +210,8 @@ def _shape_of(weight: Weight) -> tuple[int, int]:
             outputs, inputs = weight.values.shape
         case Int4ScreenedWeight():
             outputs, inputs = weight.exact.shape
+        case QuantizedWeight():
+            return weight.shape
         case PackedCpuWeight():
             raise AssertionError("a layer is packed once it is loaded")
     return outputs, inputs

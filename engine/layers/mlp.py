@@ -20,7 +20,7 @@ class GatedMlp:
         self._activation = spec.activation
         inner, has_bias = spec.intermediate_size, spec.has_bias
         gate_up = {"feed_forward.gate": inner, "feed_forward.up": inner}
-        self.input = place.linear(gate_up, hidden_size, has_bias=has_bias)
+        self.input = place.linear(gate_up, hidden_size, has_bias=has_bias, is_gate=True)
         self.output = place.linear({"feed_forward.down": hidden_size}, inner, has_bias=has_bias)
 
     def tensors(self) -> dict[str, torch.Tensor]:

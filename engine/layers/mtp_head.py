@@ -164,7 +164,7 @@ class MtpHead:
         be the greatest and approximate elsewhere, with more rows in float8. layers "fp8": the layers of
         `norms_by_linear` multiply in float8, and their weights are given up.
         """
-        if lm_head in ("fp8", "int4"):
+        if lm_head in ("fp8", "int4") and not self._lm_head.is_quantized:
             exact = self._lm_head.weight
             largest = max(layer.final_norm.largest() for layer in self.layers)
             rounded = float8_weight(exact, largest_input=largest)
@@ -173,6 +173,8 @@ class MtpHead:
             )
         if layers == "fp8":
             for linear, norms in self.norms_by_linear().items():
+                if linear.is_quantized:
+                    continue
                 largest = max(norm.largest() for norm in norms)
                 linear.store(float8_weight(linear.weight, largest_input=largest))
 

@@ -17,13 +17,15 @@ class Placement:
     """The device and dtype of parameters, the dtype of the KV cache, and the ranks that share the model. The
     device "meta" gives shapes without memory.
 
-    kv_dtype: None for that of the parameters.
+    kv_dtype: None for that of the parameters. defers_weights: the weights of linear layers get no memory yet:
+    `Linear.store` brings each into its format.
     """
 
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
     group: Group = ALONE
+    defers_weights: bool = False
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -43,12 +45,16 @@ class Placement:
             )
         return count // size
 
-    def linear(self, outputs: Mapping[str, int], inputs: int, *, has_bias: bool = False) -> Linear:
+    def linear(
+        self, outputs: Mapping[str, int], inputs: int, *, has_bias: bool = False, is_gate: bool = False
+    ) -> Linear:
         """Returns a layer with parameters that are not initialised, of this rank's share of the outputs.
 
         outputs: by the path of each parameter that the layer keeps fused, its number of outputs over all
-        ranks, in order. Raises ModelError as `share` does.
+        ranks, in order. is_gate: see `Linear`. Raises ModelError as `share` does.
         """
         own = {path: self.share(count, f"outputs of {path}") for path, count in outputs.items()}
         total = sum(own.values())
-        return Linear(self.empty(total, inputs), self.empty(total) if has_bias else None, outputs=own)
+        device = "meta" if self.defers_weights else self.device
+        weight = torch.empty(total, inputs, device=device, dtype=self.dtype)
+        return Linear(weight, self.empty(total) if has_bias else None, outputs=own, is_gate=is_gate)

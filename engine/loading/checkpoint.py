@@ -17,10 +17,10 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.files import Header, Reader
+from headway.engine.loading.files import DTYPES, Header, Reader
+from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.headers import (
     EMBEDDING,
-    LM_HEAD,
     Checkpoint,
     DtypeName,
     by_name,
@@ -31,8 +31,12 @@ from headway.engine.loading.headers import (
     outline_of,
     shortened,
 )
+from headway.engine.loading.packs import Pack
+from headway.engine.loading.placing import place_weights
+from headway.engine.loading.quantizing import check_quantize, quantized_packs
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import FULL, Quantize
 from headway.engine.state.memory import available_bytes
 
 DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
@@ -51,13 +55,15 @@ def load_model(
     progress: Callable[[float], None],
     max_model_len: int | None = None,
     group: Group = ALONE,
+    quantize: Quantize = FULL,
 ) -> ModelPair:
     """Loads a model folder. Raises ModelError.
 
     make_draft: makes the draft model that is loaded, too, unless the folder lacks it; None: none is.
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
     that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then
-    says; None for all that it was made for. group: its rank's share is loaded.
+    says; None for all that it was made for. group: its rank's share is loaded. quantize: how linear weights
+    are quantised as they are read.
     """
     with ExitStack() as stack:
         found = open_checkpoint(
@@ -69,11 +75,28 @@ def load_model(
             max_model_len=max_model_len,
         )
         found = replace(found, spec=_with_true_ties(found))
-        checked_outline(found)
+        whole = checked_outline(found)
+        check_quantize(quantize, found.folder, found.spec)
+        headers = {
+            path: found.stored[found.names.of(path)].get_slice(found.names.of(path))
+            for path in whole.tensors()
+        }
+        quantized = quantized_packs(headers, whole, quantize, device)
         own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
         check_memory(found.folder, own, available_bytes(device), device)
-        models = ModelPair(found.spec, Placement(device, found.dtype, group=group), found.make_draft)
-        _copy(found.stored, by_name(models, found.names), group.rank, progress)
+        place = Placement(device, found.dtype, group=group, defers_weights=True)
+        models = ModelPair(found.spec, place, found.make_draft)
+        readers = {path: found.stored[found.names.of(path)] for path in models.tensors()}
+        packs = {path: reader for path, reader in readers.items() if isinstance(reader, Pack)}
+        packs |= quantized
+        done = place_weights(models, packs, place, progress)
+        stored = {**found.stored, **{found.names.of(path): pack for path, pack in quantized.items()}}
+        _copy(
+            stored,
+            by_name(models, found.names),
+            group.rank,
+            lambda share: progress(done + share * (1 - done)),
+        )
     finish_linears(models.linears())
     return models
 
@@ -86,20 +109,28 @@ def make_dummy_model(
     make_draft: MakeDraft | None,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
+    quantize: Quantize = FULL,
 ) -> ModelPair:
     """A model of the shape that config.json describes, with random weights: for measurements. Raises
     ModelError.
 
     The folder needs no weights. They are drawn on the device, the same at each start; with a standard
     deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.
-    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. make_draft, max_model_len: as for `load_model`.
+    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. make_draft, max_model_len, quantize: as for
+    `load_model`.
     """
     folder = Path(path)
     spec = shortened(read_model_spec(folder), max_model_len)
     target = dummy_dtype(dtype, device)
-    check_memory(folder, outline_of(spec, target, make_draft), available_bytes(device), device)
-    models = ModelPair(spec, Placement(device, target), make_draft)
-    _draw(models, torch.Generator(device).manual_seed(DUMMY_SEED), progress)
+    whole, generator = outline_of(spec, target, make_draft), torch.Generator(device).manual_seed(DUMMY_SEED)
+    check_quantize(quantize, folder, spec)
+    check_memory(folder, whole, available_bytes(device), device)
+    place = Placement(device, target, defers_weights=True)
+    models = ModelPair(spec, place, make_draft)
+    drawn = {path: Drawn(tensor.shape, target, generator) for path, tensor in whole.tensors().items()}
+    packs = quantized_packs(drawn, whole, quantize, device)
+    done = place_weights(models, packs, place, progress)
+    _draw(models, packs, generator, lambda share: progress(done + share * (1 - done)))
     finish_linears(models.linears())
     return models
 
@@ -146,13 +177,40 @@ def _copy(
         progress(done / total)
 
 
-def _draw(models: ModelPair, generator: torch.Generator, progress: Callable[[float], None]) -> None:
+class Drawn:
+    """The Header of a random weight."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
+        self._shape, self._dtype, self._generator = shape, dtype, generator
+
+    def get_shape(self) -> list[int]:
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        return next(name for name, dtype in DTYPES.items() if dtype == self._dtype)
+
+    def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
+        assert isinstance(places, slice), "rows are drawn whole"
+        count = len(range(*places.indices(self._shape[0])))
+        drawn = torch.empty(count, *self._shape[1:], dtype=self._dtype, device=self._generator.device)
+        return drawn.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=self._generator)
+
+
+def _draw(
+    models: ModelPair,
+    packs: Mapping[str, Pack],
+    generator: torch.Generator,
+    progress: Callable[[float], None],
+) -> None:
+    """packs: what of the parameters is drawn, quantised and expanded."""
     parameters = models.tensors()
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for path, parameter in parameters.items():
         if path.endswith("norm"):
             is_offset = models.target.spec.norm.unit_offset and not path.endswith(PLAIN_NORM)
             parameter.fill_(0.0 if is_offset else 1.0)
+        elif path in packs:
+            parameter.copy_(packs[path][:])
         else:
             parameter.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
         done += parameter.nbytes

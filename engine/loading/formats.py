@@ -18,6 +18,12 @@ TINY = 2.0**-100  # the scale of weights that are all zero is no zero
 # taken: to cut the greatest costs less than to round all the others by a longer step.
 SHARES = tuple(1.0 - step / 40 for step in range(17))
 
+LM_HEAD = "lm_head.weight"  # the path of its parameter
+ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
+# What loses much by rounding and takes little: the projection of a draft head's two inputs, and the gates of
+# delta nets.
+KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight")
+
 Parts = dict[str, torch.Tensor]
 
 
@@ -113,3 +119,17 @@ FORMATS: Mapping[str, Format] = {
         lambda shape: shape[1] % GROUP == 0,
     ),
 }
+
+
+def is_quantized_path(path: str, *, with_lm_head: bool) -> bool:
+    """Returns whether a linear layer's weight is quantised where all are to be."""
+    return path.endswith(".weight") and not path.endswith(KEPT_PATHS) and (with_lm_head or path != LM_HEAD)
+
+
+def scheme_of(own: Format, kept: list[str]) -> dict[str, object]:
+    """Returns config.json's quantization_config. kept: the layers that stay as they are."""
+    group = dict(own.scheme) | {"targets": ["Linear"], "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "quantization_status": "compressed", "format": own.form,
+        "config_groups": {"group_0": group}, "ignore": kept, "kv_cache_scheme": None,
+    }  # fmt: skip

@@ -19,6 +19,7 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.files import DTYPES, Reader, listed, open_tensors
+from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.packs import expanded
 from headway.engine.models.family import WeightNames
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
@@ -29,7 +30,7 @@ from headway.engine.state.memory import format_bytes
 NAMED_DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
-EMBEDDING, LM_HEAD = "embedding", "lm_head.weight"
+EMBEDDING = "embedding"
 
 logger = logging.getLogger(__name__)
 

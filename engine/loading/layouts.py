@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -84,6 +84,19 @@ class Part:
         )
 
 
+class Coded(NamedTuple):
+    """A weight as kernels can read it: the bits of float8_e4m3fn, or integers from 0 to 15."""
+
+    bits: int  # 8, or 4
+    codes: torch.Tensor  # [outputs, inputs] uint8
+    scales: torch.Tensor  # [outputs, groups] float32
+    zeros: torch.Tensor  # [outputs, groups], of integers
+
+
+# Codes [n, inputs] uint8, zero points [n, groups] and scales [n, groups] float32 of some outputs.
+Grouped = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 class Codes(Protocol):
     """A layout's reader of values."""
 
@@ -96,6 +109,9 @@ class Codes(Protocol):
 
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         """Returns the values of some outputs, [last - first, inputs] float32."""
+
+    def coded(self, device: torch.device) -> Coded | None:
+        """Returns the codes of all outputs; None where kernels read none of the kind."""
 
 
 class Scaled:
@@ -137,6 +153,14 @@ class Scaled:
             torch.Tensor.mul_, values, self._of_outputs(self._scale.scales(), first, last), self._block[1]
         )
 
+    def coded(self, device: torch.device) -> Coded | None:
+        outputs, inputs = self.shape
+        if self._weight.dtype != CODES[0] or inputs % self._block[1] > 0:
+            return None
+        scales = self._of_outputs(self._scale.scales(), 0, outputs).to(device)
+        codes = self._weight.read(slice(0, outputs)).to(device).view(torch.uint8)
+        return Coded(8, codes, scales, torch.zeros_like(scales))
+
     def _of_outputs(self, grid: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """grid: one value a block. Returns the values of some outputs, [last - first, blocks of inputs]."""
         rows, columns = self._block
@@ -166,6 +190,12 @@ class Packed:
             self._zeros.checked({"I32"}, (ceil(outputs * self._bits / WORD_BITS), self._groups.count))
 
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
+        return self._groups.expanded(*self._parts(first, last, device))
+
+    def coded(self, device: torch.device) -> Coded | None:
+        return self._groups.coded(self._bits, lambda: self._parts(0, self.shape[0], device))
+
+    def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         rows = slice(first, last)
         codes = unpacked(self._words.read(rows).to(device), self._bits)[:, : self.shape[1]]
         # Zero points are stored as codes are, with the same offset.
@@ -173,7 +203,7 @@ class Packed:
         if self._zeros is not None:
             words, skipped = _word_range(first, last, self._bits)
             zeros = unpacked(self._zeros.read(words).T, self._bits).T[skipped : skipped + last - first]
-        return self._groups.expanded(codes, zeros, self._scale.scales(rows))
+        return codes, zeros, self._scale.scales(rows)
 
 
 class Gptq:
@@ -194,12 +224,18 @@ class Gptq:
         self._adds_one = quantization.adds_one
 
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
+        return self._groups.expanded(*self._parts(first, last, device))
+
+    def coded(self, device: torch.device) -> Coded | None:
+        return self._groups.coded(self._bits, lambda: self._parts(0, self.shape[0], device))
+
+    def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         columns = slice(first, last)
         codes = unpacked(self._words.read(columns=columns).to(device).T, self._bits)
         words, skipped = _word_range(first, last, self._bits)
         stored = unpacked(self._zeros.read(columns=words), self._bits)[:, skipped : skipped + last - first].T
         zeros = (stored + self._adds_one) & ((1 << self._bits) - 1)  # of 8 bits, like the codes
-        return self._groups.expanded(codes, zeros, self._scale.scales(columns=columns).T)
+        return codes, zeros, self._scale.scales(columns=columns).T
 
 
 class Awq:
@@ -218,6 +254,12 @@ class Awq:
         self._groups = Groups(self._scale, grid[::-1], None, self.shape, quantization)
 
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
+        return self._groups.expanded(*self._parts(first, last, device))
+
+    def coded(self, device: torch.device) -> Coded | None:
+        return self._groups.coded(self.BITS, lambda: self._parts(0, self.shape[0], device))
+
+    def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         words, skipped = _word_range(first, last, self.BITS)
         codes, zeros = (
             unpacked(part.read(columns=words).to(device), self.BITS, AWQ_ORDER)[
@@ -225,7 +267,7 @@ class Awq:
             ].T
             for part in (self._words, self._zeros)
         )
-        return self._groups.expanded(codes, zeros, self._scale.scales(columns=slice(first, last)).T)
+        return codes, zeros, self._scale.scales(columns=slice(first, last)).T
 
 
 class Groups:
@@ -269,6 +311,13 @@ class Groups:
             return values.sub_(zeros.index_select(1, groups)).mul_(scales.index_select(1, groups))
         _apply(torch.Tensor.sub_, values, zeros, self._size)
         return _apply(torch.Tensor.mul_, values, scales, self._size)
+
+    def coded(self, bits: int, read: Callable[[], Grouped]) -> Coded | None:
+        """read: returns codes, zero points and scales of all outputs."""
+        if bits != 4 or self._order() is not None:
+            return None
+        codes, zeros, scales = read()
+        return Coded(bits, codes, scales.to(codes.device), zeros.to(codes.device))
 
     def _order(self) -> torch.Tensor | None:  # [inputs] int64
         """Returns the group of each input; None where groups follow each other."""

@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from headway.engine.loading.files import DTYPES, Reader, listed
-from headway.engine.loading.layouts import EVERYTHING, PARTS, READERS, Codes, Part
+from headway.engine.loading.layouts import EVERYTHING, PARTS, READERS, Coded, Codes, Part
 from headway.engine.models.quantization import Layout, Quantization
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import format_bytes
@@ -62,7 +62,7 @@ def expanded(
         )
     _check_lists(packs.keys(), layers, quantization, is_seldom_listed)
     logger.info(
-        "%d weights of %s are expanded to %s as they are read, %s",
+        "%d weights of %s stand for %s, %s if all are expanded",
         len(packs), quantization.method, " and ".join(sorted({pack.get_dtype() for pack in packs.values()})),
         format_bytes(sum(pack.nbytes for pack in packs.values())),
     )  # fmt: skip
@@ -91,6 +91,10 @@ class Pack:
     def nbytes(self) -> int:
         """Returns the bytes of the expanded weight."""
         return prod(self._codes.shape) * DTYPES[self._dtype_name].itemsize
+
+    def coded(self) -> Coded | None:
+        """Returns the weight as kernels can read it; None where they cannot, or would round otherwise."""
+        return self._codes.coded(self._device) if self._dtype_name == "BF16" else None
 
     def keys(self) -> list[str]:
         return [self._name]

@@ -135,6 +135,7 @@ def layered_spec(
         max_position_embeddings=keys.max_position_embeddings,
         tied=keys.tie_word_embeddings,
         quantization=resolved.quantization,
+        named_dtype=resolved.dtype,
     )
 
 

@@ -162,7 +162,8 @@ class ModelSpec:
     logits are cap * tanh(logit / cap); 0: they are as they are.
 
     draft_head: the layers that config.json announces; whether the checkpoint has them, its tensors say.
-    quantization: how weights are stored, None if as they are.
+    quantization: how weights are stored, None if as they are. named_dtype: of weights, as config.json has
+    it.
     """
 
     architecture: str
@@ -177,6 +178,7 @@ class ModelSpec:
     logit_soft_cap: float = 0.0
     draft_head: MtpSpec | None = None
     quantization: Quantization | None = None
+    named_dtype: str | None = None
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

@@ -25,6 +25,17 @@ LEAST_MAX_THREADS, THREADS_PER_CORE = 64, 4
 
 DraftLmHead = Literal["auto", "full", "int4", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
+QuantizeFormat = Literal["none", "fp8", "int8", "int4"]
+
+
+class Quantize(msgspec.Struct, frozen=True):
+    """How linear weights are quantised as they are read. with_lm_head: the weight before the logits, too."""
+
+    format: QuantizeFormat = "none"
+    with_lm_head: bool = False
+
+
+FULL = Quantize()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,15 +52,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     taken, whatever the model picks there, for measurements. audit_rate: the share of the finished requests
     that is computed again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked;
     draft_layers: weights and inputs of those of the draft layers' products that follow a norm. The target's
-    are always full. deterministic: refuses to start where a row's text could depend on how many are computed
-    with it, on the depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU.
-    log_level, log_format: of this process.
+    are as they are stored, or as quantize says: how linear weights are quantised as they are read.
+    deterministic: refuses to start where a row's text could depend on how many are computed with it, on the
+    depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format:
+    of this process.
     """
 
     model_path: str
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
+    quantize: QuantizeFormat = "none"
+    quantize_lm_head: bool = False
     depth: int = 3
     chooses_depth: bool = False
     drafter: DrafterName = "auto"

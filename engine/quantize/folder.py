@@ -17,8 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
-from headway.engine.loading.formats import FORMATS, GROUP, Format, Parts
-from headway.engine.loading.headers import EMBEDDING, LM_HEAD, Checkpoint, checked_outline, open_checkpoint
+from headway.engine.loading.formats import (
+    FORMATS,
+    GROUP,
+    LM_HEAD,
+    ROWS_AT_ONCE,
+    Parts,
+    is_quantized_path,
+    scheme_of,
+)
+from headway.engine.loading.headers import EMBEDDING, Checkpoint, checked_outline, open_checkpoint
+from headway.engine.loading.quantizing import linear_weights
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
@@ -26,10 +35,6 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 
 SHARD_BYTES = 4 << 30
-ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
-# What loses much by rounding and takes little: the projection of a draft head's two inputs, and the gates of
-# delta nets.
-KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +81,10 @@ def quantize_folder(
             make_draft=draft_maker(EngineConfig(model_path=str(source)), spec),
         )  # fmt: skip
         models = checked_outline(found)
-        bases = {id(linear.weight) for linear in models.linears()}
-        layers = {
-            found.names.of(path): (path, tensor.shape)
-            for path, tensor in models.tensors().items()
-            if id(tensor if tensor._base is None else tensor._base) in bases
-        }
         wanted = {
-            key for key, (path, shape) in layers.items() if own.fits(shape) and _is_wanted(path, with_lm_head)
+            found.names.of(path)
+            for path, shape in linear_weights(models).items()
+            if own.fits(shape) and is_quantized_path(path, with_lm_head=with_lm_head)
         }
         if not wanted:
             raise ModelError(
@@ -103,7 +104,7 @@ def quantize_folder(
 
         before, after = _write_tensors(found.stored, target, parts_of, progress)
         kept = _kept(found, wanted)
-    config = content | {"quantization_config": _config(own, kept)}
+    config = content | {"quantization_config": scheme_of(own, kept)}
     for file in source.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json"):
             shutil.copyfile(file, target / file.name)
@@ -125,18 +126,6 @@ def _kept(found: Checkpoint, wanted: set[str]) -> list[str]:
     }
     kept = (matrices | {found.names.of(LM_HEAD)}) - wanted - {found.names.of(EMBEDDING)}
     return sorted(name.removesuffix(".weight") for name in kept)
-
-
-def _is_wanted(path: str, with_lm_head: bool) -> bool:
-    return path.endswith(".weight") and not path.endswith(KEPT_PATHS) and (with_lm_head or path != LM_HEAD)
-
-
-def _config(own: Format, kept: list[str]) -> dict[str, object]:
-    group = dict(own.scheme) | {"targets": ["Linear"], "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors", "quantization_status": "compressed", "format": own.form,
-        "config_groups": {"group_0": group}, "ignore": kept, "kv_cache_scheme": None,
-    }  # fmt: skip
 
 
 def _write_tensors(

@@ -14,6 +14,7 @@ from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile
 from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
 from headway.kernels.linear._ordered_linear import ordered_linear
+from headway.kernels.linear._quantized_weight import multiplies_codes, rows_of_each_code_kernel
 from headway.kernels.linear.add_linear import add_linear
 from headway.kernels.linear.dispatch import FusedOperation, LinearKernel, WeightFormat
 from headway.kernels.linear.float8_linear import float8_linear
@@ -21,6 +22,7 @@ from headway.kernels.linear.gated_linear import gated_linear
 from headway.kernels.linear.quantized_linear import quantized_linear
 from headway.kernels.linear.screened_linear import screened_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
+from headway.kernels.linear.weight_only_linear import weight_only_linear
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.types._epilogue import PLAIN, Activation, Epilogue
 from headway.kernels.types._weights import (
@@ -28,6 +30,7 @@ from headway.kernels.types._weights import (
     Float8Weight,
     Int4ScreenedWeight,
     PackedCpuWeight,
+    QuantizedWeight,
     Weight,
 )
 
@@ -46,6 +49,8 @@ def linear(
     """
     if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
         return _ordered(x, weight, epilogue, out)
+    if isinstance(weight, QuantizedWeight):
+        return _weight_only(x, weight, epilogue, out)
     if isinstance(weight, DenseWeight) and _fuses(x, weight, epilogue):
         return _fused(x, weight.values, epilogue, out)
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
@@ -70,6 +75,8 @@ def has_order(weight: Weight, device: torch.device) -> bool:
             kernel = LinearKernel.FLOAT8_SKINNY
         case Int4ScreenedWeight(packed=values):
             kernel = LinearKernel.INT4_SCREENED
+        case QuantizedWeight(codes=values):
+            kernel = LinearKernel.WEIGHT_ONLY
     return values.dtype in kernel.value.ordered_dtypes
 
 
@@ -81,6 +88,8 @@ def adds_residual(
 ) -> bool:
     """Returns whether a product is best added to a residual in its epilogue, or else with the norm after
     it."""
+    if isinstance(weight, QuantizedWeight):
+        return multiplies_codes(x)
     if not isinstance(weight, DenseWeight) or not x.is_cuda:
         return False
     shape = shape_of(x, weight.values)._replace(format=format_of(weight))
@@ -119,10 +128,19 @@ def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
     """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a
     batch-invariant weight; none where the library computes many rows, and for other weights. Without an
     activation: captured steps of few prompt tokens have gates of few rows."""
+    if isinstance(weight, QuantizedWeight):
+        few = rows_of_each_code_kernel(most_rows)
+        return (
+            few if weight.is_library_ordered else few + _rows_of_tiles(weight.codes, weight.shape, most_rows)
+        )
     if not isinstance(weight, DenseWeight) or format_of(weight) is not WeightFormat.ORDERED:
         return []
     outputs, inputs = weight.values.shape
-    return rows_of_each_tile(most_rows, inputs, outputs, multiprocessors(weight.values.device))
+    return _rows_of_tiles(weight.values, (outputs, inputs), most_rows)
+
+
+def _rows_of_tiles(stored: torch.Tensor, shape: tuple[int, int], most_rows: int) -> list[int]:
+    return rows_of_each_tile(most_rows, shape[1], shape[0], multiprocessors(stored.device))
 
 
 def format_of(weight: DenseWeight) -> WeightFormat:
@@ -146,6 +164,15 @@ def _ordered(x: Activation, weight: DenseWeight, epilogue: Epilogue, out: torch.
         weight_format=format_of(weight),
     )
     return Activation(product)
+
+
+def _weight_only(
+    x: Activation, weight: QuantizedWeight, epilogue: Epilogue, out: torch.Tensor | None
+) -> Activation:
+    bias, gate, residual, norm = epilogue
+    assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
+    assert norm is None, "this weight's format defers no norm"
+    return Activation(weight_only_linear(x.values, weight, bias, gate=gate, residual=residual, out=out))
 
 
 def _takes_skinny(weight: Weight) -> bool:
@@ -205,3 +232,5 @@ def _product(
             if choice.kernel is not LinearKernel.INT4_SCREENED:
                 return linear(Activation(x), many).values
             return screened_linear(x, exact, packed, scales, errors, spreads)
+        case QuantizedWeight():
+            return weight_only_linear(x, weight, bias)

@@ -91,6 +91,12 @@ class LinearKernel(Enum):
         "float32 accumulation; bias in float32; one rounding; of gates as with TMA",
         (torch.bfloat16, torch.float16, torch.float32),
     )
+    WEIGHT_ONLY = KernelTraits(
+        "As BATCH_INVARIANT, of up to 128 rows; more rows multiply an expanded copy of the weight.",
+        "A code less its zero point times its scale in float32, rounded once to the values that are multiplied; else as "
+        "BATCH_INVARIANT",
+        (torch.uint8,),
+    )
     FLOAT8_SKINNY = KernelTraits(
         "By ascending input in MMA instructions of 32 inputs, for up to 16 rows.",
         "Inputs are rounded to float8; accumulation as the tensor core does it; scale in float32; one rounding",

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from headway.kernels.types._code_tiles import CHUNKS, OUTPUTS
+
 
 class DenseWeight(NamedTuple):
     """A weight in the model's dtype.
@@ -56,4 +58,27 @@ class PackedCpuWeight(NamedTuple):
     least_rows: int
 
 
-Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight
+class QuantizedWeight(NamedTuple):
+    """A weight of bfloat16 values, each a code, less its zero point, times its scale, in float32 and rounded
+    once. Products have the bits that those with the expanded weight have, in the one order of sums.
+
+    codes: float8_e4m3fn (8 bits), or integers from 0 to 15, in the order of `pack_codes`, outputs in the
+    order of `paired_outputs` where they are paired. scales: of an output and all its inputs, or of each 128
+    of them, outputs in that order, too; zeros: of integers, likewise, or None for 8. is_library_ordered: of
+    the expanded weight, see DenseWeight.
+    """
+
+    codes: torch.Tensor  # [out / 64, in / chunk, 128, 16] uint8
+    scales: torch.Tensor  # [1 or in / 128, out] bfloat16 or float32
+    zeros: torch.Tensor | None  # as scales
+    bits: int
+    is_paired: bool
+    is_library_ordered: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Returns (out, in)."""
+        return self.codes.shape[0] * OUTPUTS, self.codes.shape[1] * CHUNKS[self.bits]
+
+
+Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight | QuantizedWeight

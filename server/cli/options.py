@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from headway.engine import MAX_DEPTH, DrafterName
+from headway.engine import MAX_DEPTH, DrafterName, QuantizeFormat
 
 DEFAULT_MAX_DEPTH = 3
 _INT_LIMIT = 2**63  # of what is sent to the engine
@@ -235,6 +235,9 @@ MODEL = [
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
     Option("load-format", one_of("safetensors", "dummy"), "safetensors",
            "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME", is_for_few=True),
+    Option("quantize", one_of(*get_args(QuantizeFormat)), "none", "quantize the weights of linear layers as they are read: fp8, int8 or int4; "
+           "`headway quantize` writes the same to a folder", "FORMAT"),
+    Option("quantize-lm-head", parse_switch, False, "quantize the weight before the logits, too", is_for_few=True),
     Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "
            "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),
     Option("fast-math", parse_switch, False, "on a GPU, order sums by what is fastest for the batch: small models gain, and a text may "

@@ -76,3 +76,43 @@ def texts_of(folder: Path, **options: Any) -> list[list[list[int]]]:
     config = EngineConfig(model_path=str(folder), kv_cache_memory_bytes=1 << 24, **options)
     engine = LocalEngine(config)
     return [generate_with(engine, cases()) for _ in range(2)]
+
+
+# Layers of 64 outputs and 256 inputs, or multiples: what kernels read codes of.
+WIDE = {
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+WIDE_HYBRID = WIDE | {"num_hidden_layers": 4, "linear_value_head_dim": 128}
+WIDE_FOLDERS: dict[str, Callable[[Path], Path]] = {
+    "MiMo": lambda folder: random_mimo(folder, **WIDE),
+    "Qwen3": lambda folder: save(tiny_model("Qwen3ForCausalLM", **WIDE), "Qwen3ForCausalLM", folder),
+    "Llama": lambda folder: save(tiny_model("LlamaForCausalLM", **WIDE), "LlamaForCausalLM", folder),
+    "Qwen3.5": lambda folder: HybridOracle(**WIDE_HYBRID).save(folder, sees_images=True),
+}
+READ_AS_CODES = ["fp8 blocks, f32 scales", "fp8 blocks, bf16 scales", "fp8 tensors", "ct float channel"]
+READ_AS_CODES += ["ct int4 g128, zeros", "ct int4 channel"]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", READ_AS_CODES)
+@pytest.mark.parametrize("family", WIDE_FOLDERS)
+def test_codes_on_a_gpu_give_the_text_of_the_dequantised_folder(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    """What kernels read is codes, and the text is that of dense weights."""
+    dense = WIDE_FOLDERS[family](tmp_path / "dense")
+    folders = write_packs(dense, tmp_path, formats()[name](), quantizes_head=name.startswith("fp8"))
+    for depth in (0, 3):
+        texts = []
+        for folder, is_coded in zip(folders, (True, False), strict=True):
+            options = {"device": "cuda", "dtype": "bfloat16", "depth": depth, "max_running": 96}
+            config = EngineConfig(model_path=str(folder), kv_cache_memory_bytes=1 << 26, **options)
+            engine = LocalEngine(config)
+            assert any(linear.is_quantized for linear in engine.engine.runner.model.linears()) == is_coded
+            texts.append([generate_with(engine, cases() * count) for count in (1, 8, 19)])
+        assert texts[0] == texts[1]

@@ -60,9 +60,10 @@ def bytes_of(kind: str) -> int:
     return 1 if kind == "fp8e4nv" else 2
 
 
-def descriptor(kind: str, *block: int) -> str:
+def descriptor(kind: str, *block: int, swizzle: int = 128) -> str:
     """The type of a descriptor of bulk copies."""
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * bytes_of(kind), rank=len(block))
+    bits = {"u8": 8, "fp32": 32}.get(kind, 8 * bytes_of(kind))
+    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(block))
     return f"tensordesc<{kind}{list(block)},{layout!r}>"
 
 
@@ -148,12 +149,59 @@ def streamed_linear(
     )
 
 
+def quantized_linear(
+    rows: int, bits: int, inputs: int, stages: int, scale: str, activation: str | None = None, **added: Any
+) -> Case:
+    """As quantized_constants_of has them."""
+    descriptors = {
+        "x_desc": descriptor("bf16", 2, rows // 2, inputs),
+        "code_desc": descriptor("u8", 64 * inputs * bits // 1024, 128),
+        "scale_desc": descriptor(scale, 1, 64, swizzle=0),
+        "zero_desc": descriptor(scale, 1, 64, swizzle=0),
+    }
+    constants = {
+        "ROWS": rows, "INPUTS": inputs, "PIECE": 128, "BITS": bits, "GROUPS": inputs // 128, "HAS_ZEROS": False,
+        "IS_SYNCHRONOUS": rows <= 16, "STAGES": stages, "PAIRED": 0 if activation is None else 8, "HAS_BIAS": True,
+        "HAS_RESIDUAL": activation is None, "ACTIVATION": activation, "REGISTERS": 24,
+    }  # fmt: skip
+    return Case(
+        "_hopper_quantized",
+        "_quantized_linear_kernel",
+        linear("bf16") | pointers("scale zero", f"*{scale}") | descriptors,
+        constants | added,
+        divisible=("num_outputs", "residual_stride", "out_stride"),
+        least_capability=90,
+        most_capability=90,
+    )
+
+
 LINEAR = linear("bf16")
 SPANS = pointers("id row first length") | {"generated_ptr": "*i1"}
 DELTA = ("key_dim", "value_dim", "query_size", "kept_size", "mixed_stride", "gate_stride")
 STREAMED = {"CUT": 128, "OVERLAPS": True, "DEPENDENTS_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
+    quantized_linear(8, 8, 256, 5, "bf16"),
+    quantized_linear(8, 4, 512, 4, "bf16"),
+    quantized_linear(8, 8, 256, 5, "fp32", GROUPS=0),
+    quantized_linear(8, 4, 512, 4, "bf16", "silu"),
+    quantized_linear(16, 4, 512, 3, "fp32", HAS_ZEROS=True),
+    quantized_linear(32, 8, 256, 3, "bf16", "gelu_tanh"),
+    quantized_linear(64, 8, 256, 4, "fp32"),
+    quantized_linear(128, 8, 256, 2, "bf16", "silu"),
+    quantized_linear(128, 4, 256, 2, "bf16", HAS_ZEROS=True),
+    *(
+        Case(
+            "_hopper_quantized",
+            "_expand_kernel",
+            {"code_ptr": "*u8", "out_ptr": "*bf16"} | pointers("scale zero", f"*{scale}"),
+            {"PIECE": 128, "BITS": bits, "HAS_GROUPS": True, "HAS_ZEROS": bits == 4, "PAIRED": paired},
+            divisible=("num_outputs", "num_inputs"),
+            least_capability=90,
+            most_capability=90,
+        )
+        for bits, scale, paired in ((8, "bf16", 8), (4, "fp32", 0))
+    ),
     *(
         Case(
             "_split_kv_partial",

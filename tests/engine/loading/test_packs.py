@@ -215,7 +215,7 @@ def test_a_quantised_cache_is_told_of_once(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level("INFO"):
         load_pair(pack)
     assert caplog.text.count("the KV cache stays as it is") == 1
-    assert caplog.text.count("21 weights of modelopt are expanded to BF16") == 1
+    assert caplog.text.count("21 weights of modelopt stand for BF16") == 1
 
 
 def test_a_folder_that_is_not_quantised_at_all_is_an_error(tmp_path: Path) -> None:

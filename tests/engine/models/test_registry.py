@@ -45,6 +45,7 @@ def test_all_numbers_are_read(tmp_path: Path) -> None:
         max_position_embeddings=256,
         tied=False,
         draft_head=MtpSpec(1, layer, first="hidden", reads="pre_norm", carries="post_norm"),
+        named_dtype="float32",
     )
 
 

@@ -65,7 +65,7 @@ CASES: list[tuple[Any, Change, dict[str, Any]]] = [
     (BASE, lambda spec: spec, {
         "architecture": None, "vocab_size": 70, "hidden_size": 48, "layers": (LAYER,), "norm": NormSpec(1e-1),
         "max_position_embeddings": 64, "tied": True, "residual_scale": 0.5, "embedding_scale": 4.0, "logit_soft_cap": 2.0,
-        "draft_head": None, "quantization": None,
+        "draft_head": None, "quantization": None, "named_dtype": "float16",
     }),
     (BASE.draft_head, lambda spec: replace(BASE, draft_head=spec), {
         "num_layers": 2, "layer": LAYER, "first": "hidden", "reads": "post_norm", "carries": "pre_norm",
@@ -130,7 +130,7 @@ def test_each_field_is_computed_or_refused(value: Any, place_in: Change, changes
     assert {field.name for field in fields(value)} == changes.keys(), "each field has another value here"
     base, unseen = computed(place_in(value)), []
     for name, other in changes.items():
-        if name in ("architecture", "quantization"):
+        if name in ("architecture", "quantization", "named_dtype"):
             continue  # the name of the model's family, and how its weights are stored
         try:
             if is_equal(computed(place_in(replace(value, **{name: other}))), base):

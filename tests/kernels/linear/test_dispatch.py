@@ -272,6 +272,7 @@ def test_kernels_whose_order_the_number_of_rows_may_change_order_no_dtype() -> N
     ordered = {kernel: kernel.value.ordered_dtypes for kernel in LinearKernel if kernel.value.ordered_dtypes}
     assert ordered == {
         LinearKernel.BATCH_INVARIANT: (torch.bfloat16, torch.float16, torch.float32),
+        LinearKernel.WEIGHT_ONLY: (torch.uint8,),
         LinearKernel.PADDED_CPU: (torch.float32, torch.float64),
         LinearKernel.PACKED_CPU: (torch.float32,),
     }

@@ -1,0 +1,140 @@
+"""Weights that are quantised as they are read, by way of the tensors that `headway quantize` writes of them:
+so they have the values that the written folder has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from headway.engine.layers.model_pair import ModelPair
+from headway.engine.loading.files import DTYPES, Header
+from headway.engine.loading.formats import (
+    BLOCK,
+    FORMATS,
+    GROUP,
+    ROWS_AT_ONCE,
+    Format,
+    is_quantized_path,
+    scheme_of,
+)
+from headway.engine.loading.layouts import READERS, Coded, Codes, Part
+from headway.engine.loading.packs import Pack
+from headway.engine.models.quantization import Layout, Quantization, read_quantization
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import Quantize
+from headway.engine.protocol.errors import ModelError
+
+_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.float64: "float64"}
+_DTYPE_NAMES = {torch.float8_e4m3fn: "F8_E4M3", torch.int32: "I32", torch.int64: "I64"} | {
+    dtype: name for name, dtype in DTYPES.items()
+}
+
+
+def check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
+    """Raises ModelError for a model whose weights are not to be quantised so."""
+    if quantize.format == "none":
+        return
+    if spec.quantization is not None:
+        raise ModelError(
+            f"--quantize is {quantize.format}, but the weights of {folder} are quantized already "
+            f"({spec.quantization.method}); leave it out, or take the unquantized checkpoint"
+        )
+    if quantize.with_lm_head and spec.tied:
+        raise ModelError(
+            f"the lm_head of {folder} is its embedding, which stays as it is; leave out --quantize-lm-head"
+        )
+
+
+def quantized_packs(
+    headers: Mapping[str, Header], models: ModelPair, quantize: Quantize, device: torch.device
+) -> dict[str, Pack]:
+    """Returns the weights that are quantised by their paths, which read as dense ones; none where nothing is
+    to be. headers: of the parameters, by path. Raises ModelError."""
+    if quantize.format == "none":
+        return {}
+    own = FORMATS[quantize.format]
+    scheme = read_quantization({"quantization_config": scheme_of(own, [])}, ModelError)
+    assert scheme is not None, "the scheme is one that is read"
+    packs = {}
+    for path, shape in linear_weights(models).items():
+        if own.fits(shape) and is_quantized_path(path, with_lm_head=quantize.with_lm_head):
+            stored = _NAMES.get(DTYPES[headers[path].get_dtype()], "bfloat16")
+            named = replace(scheme, dtype=models.target.spec.named_dtype or stored)
+            codes = _QuantizedOnReading(path, headers[path], own, named)
+            packs[path] = Pack(path.removesuffix(".weight"), codes, named, device)
+    if not packs:
+        raise ModelError(
+            f"no weight has inputs in whole groups of {GROUP}; take another --quantize than int4"
+        )
+    return packs
+
+
+def linear_weights(models: ModelPair) -> dict[str, torch.Size]:
+    """Returns the shape of each linear layer's weights by path. models: without memory."""
+    bases = {id(linear.weight) for linear in models.linears()}
+    return {
+        path: tensor.shape
+        for path, tensor in models.tensors().items()
+        if id(tensor if tensor._base is None else tensor._base) in bases and path.endswith(".weight")
+    }
+
+
+class _QuantizedOnReading:
+    """The Codes of a dense weight."""
+
+    def __init__(self, path: str, header: Header, own: Format, scheme: Quantization) -> None:
+        self._path, self._header, self._own, self._scheme = path, header, own, scheme
+        self.shape: tuple[int, int] = (header.get_shape()[0], header.get_shape()[1])
+        self.scale_dtype = header.get_dtype()
+
+    def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
+        start = first // BLOCK * BLOCK
+        end = min(-(-last // BLOCK) * BLOCK, self.shape[0])
+        return self._codes(start, end, device).values(first - start, last - start, device)
+
+    def coded(self, device: torch.device) -> Coded | None:
+        starts = range(0, self.shape[0], ROWS_AT_ONCE)
+        pieces = [
+            self._codes(start, min(start + ROWS_AT_ONCE, self.shape[0]), device).coded(device)
+            for start in starts
+        ]
+        read = [piece for piece in pieces if piece is not None]
+        if len(read) < len(pieces):
+            return None
+        return Coded(read[0].bits, *(torch.cat(parts) for parts in list(zip(*read, strict=True))[1:]))
+
+    def _codes(self, first: int, last: int, device: torch.device) -> Codes:
+        rows = self._header[first:last].to(device)
+        parts = self._own.parts(rows.float() if rows.dtype == torch.float64 else rows)
+        layer = self._path.removesuffix(".weight")
+        layout: Layout = "scaled" if "weight" in parts else "packed"
+        readers = {kind: Part(f"{layer}.{kind}", _InMemory(part)) for kind, part in parts.items()}
+        return READERS[layout](layer, readers, self._scheme)
+
+
+class _InMemory:
+    """The Reader of a tensor that is in memory, and its Header."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def keys(self) -> list[str]:
+        return []
+
+    def get_slice(self, name: str) -> _InMemory:
+        return self
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return _DTYPE_NAMES[self._tensor.dtype]
+
+    def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
+        return self._tensor[places]

@@ -1,0 +1,44 @@
+"""Linear layers of quantised weights and bfloat16 inputs, with the bits of products with the expanded weight.
+
+Up to 128 rows read the codes. More rows multiply an expanded copy, which is made for the product and given up
+after it: to expand a layer of 178 million weights takes an H200 as long as the product with some hundred
+rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.linear._hopper_quantized import streamed_quantized_linear
+from headway.kernels.linear._ordered_linear import ordered_linear
+from headway.kernels.linear._quantized_weight import expanded_weight, multiplies_codes
+from headway.kernels.linear.dispatch import WeightFormat
+from headway.kernels.reference.linear.weight_only_linear import weight_only_linear as weight_only_linear_twin
+from headway.kernels.types._epilogue import GateActivation
+from headway.kernels.types._weights import QuantizedWeight
+
+
+def weight_only_linear(
+    x: torch.Tensor,  # [rows, inputs] bfloat16
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,  # [outputs] bfloat16
+    *,
+    gate: GateActivation | None = None,  # the weight's outputs are paired, without one they are not
+    residual: torch.Tensor | None = None,  # [rows, outputs] bfloat16, added
+    out: torch.Tensor | None = None,  # [rows, outputs] bfloat16; may be the residual
+) -> torch.Tensor:
+    """Returns what `ordered_linear` does with the expanded weight. No launch that is still under way may
+    write the weight."""
+    assert residual is None or gate is None, "no kernel adds a gated product to a residual"
+    if not x.is_cuda:
+        return weight_only_linear_twin(x, weight, bias, gate=gate, residual=residual, out=out)
+    if not multiplies_codes(x):
+        weight_format = WeightFormat.LIBRARY_ORDERED if weight.is_library_ordered else WeightFormat.ORDERED
+        expanded = expanded_weight(weight)
+        return ordered_linear(
+            x, expanded, bias, gate=gate, residual=residual, out=out, weight_format=weight_format
+        )
+    outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
+    result = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device) if out is None else out
+    streamed_quantized_linear(x, weight, result, bias=bias, residual=residual, gate=gate)
+    return result
