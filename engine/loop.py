@@ -216,7 +216,8 @@ class EngineLoop:
             request = _request(message, None if guide is None else guide.result())
             self._auditor.recall()
             self._scheduler.add(request)
-            self._auditor.watch(request, message.label or str(message.request_id))
+            if not request.output_token_ids:  # of other tokens nobody here knows the log-probabilities
+                self._auditor.watch(request, message.label or str(message.request_id))
         except RequestError as error:
             self._post.send(RoundOutput([refusal_event(message.request_id, error)]))
         except Exception as error:
@@ -266,6 +267,10 @@ class EngineLoop:
 
 
 def _request(message: Submit, guide: Guide | None) -> Request:
+    """Raises RequestError where the grammar has no such output."""
+    output_token_ids = list(message.output_token_ids or ())
+    if guide is not None:
+        guide.advance(output_token_ids)
     return Request(
         request_id=message.request_id,
         prompt_token_ids=message.prompt_token_ids,
@@ -277,4 +282,6 @@ def _request(message: Submit, guide: Guide | None) -> Request:
         priority=message.priority,
         group_id=message.group_id,
         guide=guide,
+        is_replay=message.output_token_ids is not None,
+        output_token_ids=output_token_ids,
     )

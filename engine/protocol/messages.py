@@ -40,6 +40,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     served first, equals in the order of their coming. group_id: the same for all choices of one HTTP request,
     which together take turns with other HTTP requests; no other group's requests may have it as their id.
     grammar: what the output may be; None for any text. label: the request's name in logs; empty: its id.
+    output_token_ids: of a request that an earlier life of the engine had taken in, the tokens that it has got
+    since; the output goes on after them, and they count towards max_tokens. None: it is new.
     """
 
     request_id: int
@@ -53,6 +55,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     group_id: int | None = None
     grammar: Grammar | None = None
     label: str = ""
+    output_token_ids: list[int] | None = None
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

@@ -92,7 +92,7 @@ class Admission:
         state.rows.take(request)
         state.waiting.note_start(request)
         admitted.append((request, history))
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and not (request.is_replay and request.output_token_ids):
             self._count_first_admission(request)
 
     def _count_first_admission(self, request: Request) -> None:

@@ -33,7 +33,8 @@ class Request:
     wait for the drafter once all that was planned has run. num_draft_filled: the first tokens of which the
     drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do.
     draft_record: how often its drafts are accepted; None: nobody asks. is_audit: it computes again what
-    another one got (see `Auditor`), without cached prefixes and outside of the statistics.
+    another one got (see `Auditor`), without cached prefixes and outside of the statistics. is_replay: an
+    engine before this one had taken it in.
     """
 
     request_id: int
@@ -47,6 +48,7 @@ class Request:
     group_id: int | None = None
     guide: Guide | None = None
     is_audit: bool = False
+    is_replay: bool = False
     arrival: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING

@@ -211,7 +211,7 @@ class Scheduler:
         """
         state = self.state
         self._limits.check(request)
-        if not request.is_audit:
+        if not (request.is_audit or request.is_replay):
             state.waiting.check_room(request)
         assert request.max_tokens >= 1, f"max_tokens is {request.max_tokens}"
         max_model_len = self._limits.max_model_len
