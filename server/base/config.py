@@ -62,6 +62,7 @@ class ServerConfig:
     max_body_bytes: int = 8 * 2**20
     request_timeout: float = 0.0
     engine_timeout: float = 10.0
+    replay: int = 2
     keep_alive: float = 15.0
     force_include_usage: bool = False
     unknown_fields: UnknownFields = "ignore"

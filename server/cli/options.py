@@ -12,6 +12,7 @@ from typing import get_args
 from headway.engine import MAX_DEPTH, DrafterName, QuantizeFormat
 
 DEFAULT_MAX_DEPTH = 3
+MAX_REPLAYS = 1000
 _INT_LIMIT = 2**63  # of what is sent to the engine
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
@@ -80,6 +81,13 @@ def parse_count(text: str) -> int:
     value = parse_int(text) if text.isdecimal() else 0
     if value == 0:
         raise ValueError("a whole number, 1 or more")
+    return value
+
+
+def parse_replays(text: str) -> int:
+    value = parse_int(text)
+    if not 0 <= value <= MAX_REPLAYS:
+        raise ValueError(f"0 to {MAX_REPLAYS}")
     return value
 
 
@@ -200,6 +208,8 @@ SERVER = [
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
     Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "
            "computes or loads is not", "S", is_for_few=True),
+    Option("replay", parse_replays, 2, "how many times a request goes on in another engine after its own has ended; one that ends it "
+           "once more gets an error", "N", is_for_few=True),
 ]  # fmt: skip
 ACCESS = [
     Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "

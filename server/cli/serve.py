@@ -71,6 +71,7 @@ def serve(
             patience=Patience(serve_seconds=config.engine_timeout),
             token_table=token_table,
             child=child,
+            replay=config.replay,
         )
         name, *other_names = config.served_model_name or [model_name(source)]
         source_text = "" if template is None else template.text
@@ -79,6 +80,7 @@ def serve(
             lambda: engine.stats,
             lambda: engine.status().num_restarts,
             read_state=lambda: engine.status().state,
+            read_replays=lambda: engine.num_replays,
             read_draft_check=lambda: "none" if engine.info is None else engine.info.draft_check.state,
             model_name=name,
             names=config.metrics_names,

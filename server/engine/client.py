@@ -1,7 +1,7 @@
 """The API process's view of the engine: requests in, token events out, and the care for its life.
 
-Starts the engine, watches it, fails what was in flight when it ends and starts it again with back-off.
-Knows token ids only; text is made elsewhere.
+Starts the engine, watches it, starts it again with back-off when it ends, and sends it again what was in
+flight. Knows token ids only; text is made elsewhere.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from headway.engine import (
     Abort,
@@ -28,6 +27,7 @@ from headway.engine import (
     ModelError,
     Pause,
     Phase,
+    QueueFullError,
     Ready,
     Resume,
     RoundOutput,
@@ -35,10 +35,10 @@ from headway.engine import (
     StatsSnapshot,
     Submit,
     ToEngine,
-    TokenEvent,
     TokenTable,
 )
 from headway.server.engine.child import ENGINE_COMMAND, EngineChild
+from headway.server.engine.flights import Flight, Flights, Receiver
 from headway.server.engine.process import EngineProcess, Patience
 from headway.server.engine.totals import add_counters, counters_only
 
@@ -53,11 +53,11 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Pause before a restart: doubles from first to longest, and starts over after a life in health."""
+    """Pause before a restart: it starts over after a life that served anything, and doubles up to the longest
+    after one that was never ready, or that a single request ended."""
 
     first_seconds: float = 0.5
     longest_seconds: float = 30.0
-    healthy_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,6 @@ class EngineStatus:
     failure: str | None = None
 
 
-class Receiver(Protocol):
-    """A receiver of the events of a group of requests. Its methods are called as frames arrive and must not
-    raise."""
-
-    def put(self, event: TokenEvent) -> None: ...
-    def fail(self, error: HeadwayError) -> None: ...
-
-
 class EngineClient:
     """Mutable: the only owner of the engine process and of the table of requests in flight."""
 
@@ -99,9 +91,11 @@ class EngineClient:
         back_off: BackOff | None = None,
         token_table: TokenTable | None = None,
         child: EngineChild | None = None,
+        replay: int = 0,
     ) -> None:
         """token_table: the vocabulary, for grammars; None where requests have none. child: the process of the
-        engine's first life, if it was started already."""
+        engine's first life, if it was started already. replay: how many times a request that was in flight
+        when the engine ended is sent again, see `Flights`. It waits for at most patience.load_seconds."""
         self._config = config
         self._token_table = token_table
         self._command = command
@@ -109,9 +103,12 @@ class EngineClient:
         self._patience = patience or Patience()
         self._back_off = back_off or BackOff()
         self._ids = itertools.count()
-        self._receivers: dict[int, Receiver] = {}
+        self._replay = replay
+        self._flights = Flights(replay)
+        self._expectation: asyncio.TimerHandle | None = None  # runs while requests wait for the next life
         self._process: EngineProcess | None = None
         self._state: State = "loading"
+        self._takes_requests = self._has_served = self._is_own_crash = False  # of this life
         self._is_paused_by_operator = False  # an operator has paused it: also the next life of the engine
         self._depth: int | None = None  # as an operator has set it: also the next life of the engine
         self._num_restarts = self._num_failed_starts = 0
@@ -159,12 +156,13 @@ class EngineClient:
         if self._state != "stopped":
             self._state = "draining"
             error = EngineDeadError(f"the server is shutting down; it waited {seconds:g} s for this request")
-            asyncio.get_running_loop().call_later(seconds, self._fail_all, error)
+            asyncio.get_running_loop().call_later(seconds, self._fail, None, error)
 
     async def close(self) -> None:
         """Ends the engine process; requests in flight fail."""
         self._state = "stopped"
-        self._fail_all(EngineDeadError("the server has shut down"))
+        self._stop_timer()
+        self._fail(None, EngineDeadError("the server has shut down"))
         if self._process is not None:
             await self._process.stop()
         self._supervisor.cancel()
@@ -206,43 +204,70 @@ class EngineClient:
     def new_request_id(self) -> int:
         return next(self._ids)
 
+    @property
+    def num_replays(self) -> int:
+        """Returns how many times a group of requests was sent to another life of the engine."""
+        return self._flights.num_replays
+
     def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
-        """Sends the requests of one group. Raises EngineDeadError when no engine takes them now."""
-        if self._state not in ("serving", "paused") or self._process is None:
+        """Sends the requests of one group, or lets them wait for the next life of an engine that has just
+        ended. Raises EngineDeadError when none is about to take them, QueueFullError when too many wait."""
+        is_awaited = self._state == "restarting" and self._expectation is not None
+        if not is_awaited and self._state not in ("serving", "paused"):
             raise EngineDeadError(self._why_not())
-        for request in requests:
-            self._receivers[request.request_id] = receiver
-            self._process.send(request)
+        limit = self._config.max_waiting
+        if self._flights.num_waiting >= limit:
+            raise QueueFullError(
+                f"{limit:,} requests wait for the engine, which is the limit (max_waiting); try again later",
+                code="queue_full",
+            )
+        self._flights.add(requests, receiver)
+        self._send_due()
 
     def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends those that still run; no event of them follows. They count under `reason`."""
         for request_id in request_ids:
-            if self._receivers.pop(request_id, None) is not None:
+            if self._flights.remove(request_id):
                 self._send(Abort(request_id, reason))
+        self._go_on_trying()
 
     # --- private -----------------------------------------------------------------------------------
 
     def _send(self, message: ToEngine) -> None:
-        if self._process is not None:
+        if self._process is not None and self._takes_requests:
             self._process.send(message)
+
+    def _send_due(self) -> None:
+        if self._takes_requests:
+            for request in self._flights.take_due():
+                self._send(request)
+
+    def _go_on_trying(self) -> None:
+        if self._flights.is_trying:
+            self._send_due()
 
     async def _supervise(self) -> None:
         pause_seconds = self._back_off.first_seconds
         while True:
-            started_seconds = time.monotonic()
             failure = await self._live()
             self._failure = failure.message
-            if self._state in ("draining", "stopped") or self._gave_up(failure):
+            is_over = self._state == "stopped" or (self._state == "draining" and not self._flights)
+            if is_over or self._gave_up(failure):
                 return
             self._num_restarts += 1
-            if time.monotonic() - started_seconds > self._back_off.healthy_seconds:
+            doubles = self._num_failed_starts > 0 or self._is_own_crash
+            if self._has_served and not doubles:
                 pause_seconds = self._back_off.first_seconds
             attempts = (
                 f" (start {self._num_failed_starts} in a row that failed)" if self._num_failed_starts else ""
             )
-            logger.error("the engine ended: %s; restart in %g s%s", failure.message, pause_seconds, attempts)
+            waiting = f"; {len(self._flights)} requests wait for it" if self._flights else ""
+            logger.error(
+                "the engine ended: %s; restart in %g s%s%s", failure.message, pause_seconds, attempts, waiting
+            )
             await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, self._back_off.longest_seconds)
+            if doubles:
+                pause_seconds = min(2 * pause_seconds, self._back_off.longest_seconds)
 
     def _report_fault(self, supervisor: asyncio.Task[None]) -> None:
         """A fault of the supervisor's own must not leave requests and /ready waiting for ever."""
@@ -252,13 +277,14 @@ class EngineClient:
         logger.critical("the engine is no longer supervised", exc_info=error)
         self._state = "stopped"
         fault = EngineDeadError(f"the engine is no longer supervised: {error}")
-        self._fail_all(fault)
+        self._fail(None, fault)
         if not self._first_start.done():
             self._first_start.set_exception(fault)
 
     async def _live(self) -> Failure:
         """One life of the engine, to its end."""
         process: EngineProcess | None = None
+        self._has_served = self._is_own_crash = False
         try:
             process = EngineProcess(
                 self._config,
@@ -290,13 +316,40 @@ class EngineClient:
         self._past, self._now = counters_only(self.stats), EngineStats()
 
     def _lose_requests(self, failure: Failure) -> None:
-        """Fails what is in flight, and counts it: the engine cannot do so any more."""
+        """Lets what is in flight wait for the next life, or fails it."""
         self._failure = failure.message
+        self._takes_requests = False
         if self._state in ("serving", "paused"):
             self._state = "restarting"
+        lost, was_alone = self._flights.note_crash()
+        self._is_own_crash |= was_alone
+        for flight in lost if was_alone else ():
+            logger.error(
+                "request %s ended the engine %d times, the last time alone", flight.name, flight.num_crashes
+            )
+        self._fail_dead(lost, f"the engine ended while this request ran: {failure.message}")
+        if self._num_failed_starts >= MAX_FAILED_STARTS:
+            self._end_expectation()
+        elif self._replay and self._expectation is None and self._state in ("restarting", "draining"):
+            seconds = self._patience.load_seconds
+            self._expectation = asyncio.get_running_loop().call_later(seconds, self._end_expectation)
+
+    def _end_expectation(self) -> None:
+        """No request waits any longer for an engine that does not come back."""
+        self._stop_timer()
+        self._fail_dead(None, self._why_not())
+
+    def _stop_timer(self) -> None:
+        if self._expectation is not None:
+            self._expectation.cancel()
+            self._expectation = None
+
+    def _fail_dead(self, flights: Sequence[Flight] | None, why: str) -> None:
+        """Fails these, or all, and counts them: the engine cannot do so any more."""
+        num_before = len(self._flights)
+        self._fail(flights, EngineDeadError(why))
         finished = self._past.finished_by_reason
-        finished["error"] = finished.get("error", 0) + len(self._receivers)
-        self._fail_all(EngineDeadError(f"the engine ended while this request ran: {failure.message}"))
+        finished["error"] = finished.get("error", 0) + num_before - len(self._flights)
 
     def _gave_up(self, failure: Failure) -> bool:
         """A first start that cannot succeed by trying again is reported to its waiters."""
@@ -312,7 +365,9 @@ class EngineClient:
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, RoundOutput):
             for event in message.events:
-                self._deliver(event)
+                self._has_served = True
+                self._flights.deliver(event)
+            self._go_on_trying()
         elif isinstance(message, StatsSnapshot):
             self._now = message.stats
         elif isinstance(message, Ready):
@@ -323,6 +378,8 @@ class EngineClient:
     def _begin_serving(self, info: EngineInfo) -> None:
         self.info = info
         self._num_failed_starts, self._failure = 0, None
+        self._takes_requests = True
+        self._stop_timer()
         if self._state in ("loading", "restarting"):
             self._state = "serving"
             if self._is_paused_by_operator:
@@ -331,14 +388,11 @@ class EngineClient:
             self._send(SetDepth(self._depth))
         if not self._first_start.done():
             self._first_start.set_result(info)
-
-    def _deliver(self, event: TokenEvent) -> None:
-        """Events of an aborted request may still arrive; they are dropped."""
-        is_last = event.finish_reason is not None
-        receivers = self._receivers
-        receiver = receivers.pop(event.request_id, None) if is_last else receivers.get(event.request_id)
-        if receiver is not None:
-            receiver.put(event)
+        if too_long := self._flights.longer_than(info.max_model_len):
+            self._fail_dead(
+                too_long, f"the engine ended, and the next one takes {info.max_model_len:,} tokens at most"
+            )
+        self._send_due()
 
     def _why_not(self) -> str:
         """Why no engine takes requests now; of an engine that does not start, what the last start failed
@@ -353,11 +407,9 @@ class EngineClient:
             f"after a pause of at most {self._back_off.longest_seconds:g} s. The last start failed with: {self._failure}"
         )
 
-    def _fail_all(self, error: HeadwayError) -> None:
-        receivers, self._receivers = self._receivers, {}
-        for receiver in set(receivers.values()):
-            receiver.fail(error)
-        for request_id in receivers:
+    def _fail(self, flights: Sequence[Flight] | None, error: HeadwayError) -> None:
+        """Ends these flights, or all, by the error."""
+        for request_id in self._flights.fail(flights, error):
             self._send(Abort(request_id))
 
 

@@ -62,6 +62,7 @@ class Metrics:
         *,
         read_state: Callable[[], State] = lambda: "serving",
         read_draft_check: Callable[[], DraftCheckState] = lambda: "none",
+        read_replays: Callable[[], int] = lambda: 0,
         model_name: str = "",
         names: MetricsNames = "headway",
         tool_format: str = "plain",
@@ -88,7 +89,9 @@ class Metrics:
         for code in (*CODES, OTHER):
             self._errors.labels(code)
         self.history = History(read_stats, self.requests.latencies)
-        self._registry.register(EngineCollector(read_stats, read_restarts, read_state, self.history))
+        self._registry.register(
+            EngineCollector(read_stats, read_restarts, read_replays, read_state, self.history)
+        )
         self._registry.register(_DraftCheck(read_draft_check))
         self._registry.register(_Constant(model_name))
         process, vllm = CollectorRegistry(), CollectorRegistry()
@@ -118,11 +121,13 @@ class EngineCollector(Collector):
         self,
         read_stats: Callable[[], EngineStats],
         read_restarts: Callable[[], int],
+        read_replays: Callable[[], int],
         read_state: Callable[[], State],
         history: History,
     ) -> None:
         self._read_stats = read_stats
         self._read_restarts = read_restarts
+        self._read_replays = read_replays
         self._read_state = read_state
         self._history = history
 
@@ -137,6 +142,11 @@ class EngineCollector(Collector):
         yield from _recent_speculation(self._history)
         yield _counter(
             "headway_engine_restarts", "Times the engine process was restarted.", self._read_restarts()
+        )
+        yield _counter(
+            "headway_requests_replayed",
+            "Times a request was sent again after the engine had ended, with the tokens that it had got.",
+            self._read_replays(),
         )
         yield _per_position(
             "headway_spec_decode_num_draft_tokens_per_pos",

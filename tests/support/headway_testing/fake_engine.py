@@ -18,7 +18,8 @@ from headway.engine import (
     TokenEvent,
     TokenLogprobs,
 )
-from headway.server.engine.client import EngineStatus, Receiver, State
+from headway.server.engine.client import EngineStatus, State
+from headway.server.engine.flights import Receiver
 
 INFO = EngineInfo(
     architecture="FakeForCausalLM", device="cpu", dtype="float32", num_parameters=1_000, weights_bytes=4_000,

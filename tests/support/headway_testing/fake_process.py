@@ -95,7 +95,11 @@ class FakeLoop:
         if message.max_tokens == FAULTY_MAX_TOKENS:
             raise RuntimeError("a fault of the engine's own")
         self.stats.num_prompt_tokens += len(message.prompt_token_ids)
-        self.running[message.request_id] = (message.prompt_token_ids[-1] + 1, message.max_tokens)
+        num_got = len(message.output_token_ids or ())
+        self.running[message.request_id] = (
+            message.prompt_token_ids[-1] + num_got + 1,
+            message.max_tokens - num_got,
+        )
 
     def advance(self, request_id: int) -> TokenEvent:
         first, left = self.running.pop(request_id)

@@ -11,7 +11,8 @@ import msgspec
 
 from headway.engine import Abort, EngineStats, FinishReason, RoundOutput, StatsSnapshot, Submit
 from headway.engine.protocol.config import EngineConfig
-from headway.server.engine.client import EngineStatus, Receiver
+from headway.server.engine.client import EngineStatus
+from headway.server.engine.flights import Receiver
 from headway_testing.local import LocalEngine
 
 
