@@ -190,32 +190,28 @@ def finished(server: Any, reason: str) -> float:
         return 0.0
 
 
-async def test_a_killed_engine_fails_its_streams_at_once_and_comes_back(server: Any) -> None:
+async def test_a_killed_engine_loses_no_stream_and_comes_back(server: Any) -> None:
     """A new engine is there sooner than two whole servers start."""
     restarts = server.metric("headway_engine_restarts_total")
-    outcomes: list[tuple[str, float]] = []
+    endings: list[str] = []
 
     async def one(http: httpx.AsyncClient, i: int) -> None:
-        body = {"prompt": PROMPT, "max_tokens": 1500, "seed": i, "stream": True, "ignore_eos": True}
+        body = {"prompt": PROMPT, "max_tokens": 200, "seed": i, "stream": True, "ignore_eos": True}
         async with http.stream("POST", "/v1/completions", json=body) as response:
-            async for line in response.aiter_lines():
-                if line.startswith('data: {"error"'):
-                    outcomes.append((json.loads(line[6:])["error"]["message"], time.monotonic()))
-                    return
+            endings.append([line async for line in response.aiter_lines() if line][-1])
 
     async with client_of(server) as http:
         streams = [asyncio.create_task(one(http, i)) for i in range(8)]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         os.kill(server.engine_pid(), signal.SIGKILL)
         killed = time.monotonic()
-        await asyncio.wait_for(asyncio.gather(*streams), timeout=10)
-        assert len(outcomes) == 8
-        assert max(at for _, at in outcomes) - killed < 2.0
-        assert (await http.get("/ready")).status_code == 503
+        while (await http.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.01)
         while (await http.get("/ready")).status_code != 200:
             assert time.monotonic() - killed < 2 * server.start_seconds
             await asyncio.sleep(0.1)
-        assert await read_stream(http, {"prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+        await asyncio.gather(*streams)
+    assert endings == ["data: [DONE]"] * 8
     assert server.metric("headway_engine_restarts_total") == restarts + 1
 
 

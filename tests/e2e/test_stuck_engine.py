@@ -23,7 +23,7 @@ def ask(url: str, max_tokens: int) -> httpx.Response:
 
 def test_probes_and_clients_learn_of_a_stopped_engine_which_is_replaced() -> None:
     server = start_server(
-        "--threads", "1", "--depth", "0", *KV_CACHE, "--engine-timeout", str(TIMEOUT_SECONDS)
+        "--threads", "1", "--depth", "0", *KV_CACHE, "--engine-timeout", str(TIMEOUT_SECONDS), "--replay", "0"
     )
     try:
         stopped_pid = server.engine_pid()
