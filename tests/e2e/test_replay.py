@@ -43,7 +43,11 @@ def kill_while_asking(
 
 
 @pytest.mark.parametrize(
-    ("family", "flags"), [("mimo", ["--depth", "3"]), ("qwen3.5", ["--depth", "3", "--drafter", "ngram"])]
+    ("family", "flags"),
+    [
+        ("mimo", ["--depth", "3"]),
+        pytest.param("qwen3.5", ["--depth", "3", "--drafter", "ngram"], marks=pytest.mark.slow),
+    ],
 )
 def test_answers_are_the_same_whether_or_not_the_engine_is_killed(
     family: str, flags: list[str], tmp_path: Path
@@ -66,9 +70,9 @@ def test_a_hundred_kills_change_no_answer(family: str, flags: list[str], tmp_pat
     killing = kill_while_asking(family, tmp_path, flags, 100, 200)
     assert killing.differences == []
     assert killing.num_kills == 100
-    assert killing.longest_pause_seconds < killing.longest_restart_seconds + 1
 
 
+@pytest.mark.slow
 def test_a_request_that_ends_each_engine_is_the_only_one_that_fails() -> None:
     path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     server = start_server(

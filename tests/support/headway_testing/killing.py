@@ -126,7 +126,8 @@ async def _kill(
     stops: bool,
 ) -> None:
     for number in range(num_kills):
-        await asyncio.sleep(chance.uniform(0.1, 1.5))
+        # Streams get some way between two kills on a slow machine, too.
+        await asyncio.sleep(chance.uniform(0.1, 1.0) * max(1.5, killing.longest_restart_seconds))
         pid = server.engine_pid()
         os.kill(pid, signal.SIGSTOP if stops and number % 4 == 1 else signal.SIGKILL)
         killed, killing.num_kills = time.monotonic(), number + 1
