@@ -78,6 +78,7 @@ from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 from headway.kernels.types._epilogue import Activation, Epilogue, GateActivation, NextNorm
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
+from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._processor_state import LogitsProcessorState
 from headway.kernels.types._query_batch import QueryBatch
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
@@ -112,6 +113,7 @@ __all__ = [
     "NextNorm",
     "PackedCpuWeight",
     "PaddedForm",
+    "Predictions",
     "QuantizedWeight",
     "QueryBatch",
     "RoundWindow",

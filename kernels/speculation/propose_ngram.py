@@ -7,9 +7,11 @@ import torch
 from headway.kernels.reference.speculation.propose_ngram import propose_ngram as propose_ngram_twin
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._row_state import RowState
 
 _TOKENS, _WARPS = 4096, 8
+_PLACES = tl.constexpr(1 << 24)  # more than a prediction has
 
 
 @jit_once_for("table_stride")
@@ -20,16 +22,22 @@ def _propose_kernel(
     table_ptr: tl.tensor,
     cache_ptr: tl.tensor,
     draft_ptr: tl.tensor,
+    predicted_ptr: tl.tensor,
+    state_id_ptr: tl.tensor,
+    num_predicted_ptr: tl.tensor,
+    start_ptr: tl.tensor,
     table_stride: tl.tensor,
+    predicted_stride: tl.tensor,
     DEPTH: tl.constexpr,
     DRAFTS: tl.constexpr,
     MAX_NGRAM: tl.constexpr,
+    PREDICTED_NGRAM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program per row; goes over the row's tokens from the last to the first until a whole n-gram is
-    found."""
+    found, then over its prediction, if PREDICTED_NGRAM is not 0."""
     row = tl.program_id(0).to(tl.int64)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
@@ -65,6 +73,33 @@ def _propose_kernel(
     place = tl.where(is_found, end + 1, length) + draft % period
     token = _token_at(table_ptr, cache_ptr, place, is_live & (place < length), BLOCK_SIZE)
     token = tl.where(place < length, token, last)
+    if PREDICTED_NGRAM > 0:
+        predicted_ptr += tl.load(state_id_ptr + row) * predicted_stride
+        num_predicted = tl.where(is_live, tl.load(num_predicted_ptr + row), 0)
+        reached = length - tl.load(start_ptr + row)
+        # The greatest of (tokens that agree, nearness, place) in one number; -1 while there is none.
+        nearest = tl.full((), -1, tl.int64)
+        first = tl.full((), 0, tl.int64)
+        while first < num_predicted - 1:
+            end = first + tl.arange(0, TOKENS)
+            is_match = end < num_predicted - 1
+            num_matching = tl.zeros((TOKENS,), tl.int64)
+            for back in tl.static_range(PREDICTED_NGRAM):
+                suffix = last
+                if back > 0:
+                    suffix = _token_at(table_ptr, cache_ptr, length - back, length >= back, BLOCK_SIZE)
+                is_match = is_match & (end >= back)
+                other = tl.load(predicted_ptr + end - back, mask=is_match, other=-1).to(tl.int64)
+                is_match = is_match & (other == suffix)
+                num_matching += is_match.to(tl.int64)
+            nearness = _PLACES - 1 - tl.minimum(tl.abs(end - reached), _PLACES - 1)
+            value = (num_matching * _PLACES + nearness) * _PLACES + end
+            nearest = tl.maximum(nearest, tl.max(tl.where(num_matching > 0, value, -1)))
+            first += TOKENS
+        place = tl.minimum(nearest % _PLACES + 1 + draft, num_predicted - 1)
+        is_nearest = (nearest >= 0) & (nearest // (_PLACES * _PLACES) >= best >> 32)
+        other = tl.load(predicted_ptr + place, mask=is_nearest & (place >= 0), other=0).to(tl.int64)
+        token = tl.where(is_nearest, other, token)
     tl.store(draft_ptr + row * DEPTH + draft, tl.where(is_live, token, 0), mask=draft < DEPTH)
 
 
@@ -87,23 +122,36 @@ def propose_ngram(
     token_cache: torch.Tensor,  # [num_blocks, block_size] int32: the ids of the tokens in the KV cache
     num_speculative_tokens: int,
     max_ngram: int,
+    predictions: Predictions | None = None,
 ) -> torch.Tensor:
     """[N, S] int64: the drafts of each row, 0 for padding.
 
     Of the longest suffix of the row's tokens, at most max_ngram long, that occurs before, the latest earlier
     occurrence is taken; the drafts are the tokens that follow it. Nothing beyond the row's length is read.
+
+    predictions: a row's prediction is searched first: the longest suffix, at most predictions.max_ngram long,
+    that occurs in it before its last token, and of equal ones the nearest to the place that the last token
+    has in the row's own text. It gives the drafts unless the row itself repeats a longer suffix; beyond its
+    end its last token is drafted.
     """
     if not takes_triton(token_cache):
-        return propose_ngram_twin(rows, token_cache, num_speculative_tokens, max_ngram)
+        return propose_ngram_twin(rows, token_cache, num_speculative_tokens, max_ngram, predictions)
     table, num_rows = rows.granted_block_ids, len(rows.limits)
     check_dense(rows.last_tokens, rows.kv_lengths, rows.limits, token_cache)
     assert table.stride(1) == 1, table.stride()
     drafts = torch.empty((num_rows, num_speculative_tokens), dtype=torch.int64, device=table.device)
     if drafts.numel() > 0:
         overlaps, launch = overlap(table.device)
+        predicted = state_ids = lengths = starts = token_cache
+        if predictions is not None:
+            predicted, state_ids = predictions.token_ids, predictions.state_ids
+            lengths, starts = predictions.lengths, predictions.starts
+            check_dense(predicted, state_ids, lengths, starts)
         _propose_kernel[(num_rows,)](
-            rows.last_tokens, rows.kv_lengths, rows.limits, table, token_cache, drafts, table.stride(0),
+            rows.last_tokens, rows.kv_lengths, rows.limits, table, token_cache, drafts,
+            predicted, state_ids, lengths, starts, table.stride(0), predicted.stride(0),
             DEPTH=num_speculative_tokens, DRAFTS=power_of_two(num_speculative_tokens), MAX_NGRAM=max_ngram,
+            PREDICTED_NGRAM=0 if predictions is None else predictions.max_ngram,
             BLOCK_SIZE=token_cache.shape[1], TOKENS=_TOKENS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return drafts

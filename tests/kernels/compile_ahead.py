@@ -922,8 +922,9 @@ CASES = [
         Case(
             "propose_ngram",
             "_propose_kernel",
-            pointers("last_token length limit table draft") | {"cache_ptr": "*i32"},
-            {"DEPTH": depth, "DRAFTS": drafts, "MAX_NGRAM": 4}
+            pointers("last_token length limit table draft state_id num_predicted start")
+            | {"cache_ptr": "*i32", "predicted_ptr": "*i32"},
+            {"DEPTH": depth, "DRAFTS": drafts, "MAX_NGRAM": 4, "PREDICTED_NGRAM": 8}
             | {"BLOCK_SIZE": 16, "TOKENS": 4096, "OVERLAPS": True},
             num_warps=8,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._row_state import RowState
 
 
@@ -13,6 +14,7 @@ def propose_ngram(
     token_cache: torch.Tensor,  # [num_blocks, block_size] int32: the ids of the tokens in the KV cache
     num_speculative_tokens: int,
     max_ngram: int,
+    predictions: Predictions | None = None,
 ) -> torch.Tensor:
     """[N, S] int64: the drafts of each row, 0 for padding.
 
@@ -25,6 +27,11 @@ def propose_ngram(
         t    5 6 7 8 9 5 6      t_L = 6; 5 6 ends at place 1, so that 7 8 9 are the drafts
         t    1 2 1 2            1 2 ends at place 1, L - 1 = 2 tokens follow it: 1 2 1
         t    1 2 3              3 3 3
+
+    predictions (as OpenAI's `prediction`): a row's prediction is searched first: the longest suffix, at most
+    predictions.max_ngram long, that occurs in it before its last token, and of equal ones the nearest to the
+    place that t_L has in the row's own text, of two the later. It gives the drafts unless the row itself
+    repeats a longer suffix; beyond its end its last token is drafted.
     """
     lengths, last_tokens = rows.kv_lengths, rows.last_tokens
     is_live = lengths < rows.limits
@@ -51,4 +58,34 @@ def propose_ngram(
     period = torch.where(is_found, lengths - end, 1)[:, None]
     places = torch.arange(num_speculative_tokens, device=tokens.device)
     start = torch.where(is_found, end + 1, lengths)[:, None]
-    return tokens.gather(1, start + places % period) * is_live[:, None]
+    drafts = tokens.gather(1, start + places % period)
+    if predictions is not None:
+        predicted, matched = _predicted(tokens, lengths, num_speculative_tokens, predictions)
+        wins = (matched > 0) & (matched >= found // len(ends))
+        drafts = torch.where(wins[:, None], predicted, drafts)
+    return drafts * is_live[:, None]
+
+
+def _predicted(
+    tokens: torch.Tensor,  # [N, T] int64: t_0 .. t_L of each row, then others
+    lengths: torch.Tensor,  # [N] int64: L
+    num_drafts: int,
+    predictions: Predictions,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns [N, drafts] int64, what each prediction goes on with, and [N] int64, the tokens that agree
+    before; 0: none."""
+    texts = predictions.token_ids[predictions.state_ids].to(torch.int64)
+    ends = torch.arange(texts.shape[1], device=texts.device)
+    num_matching = torch.zeros_like(texts)
+    is_match = ends < predictions.lengths[:, None] - 1
+    for back in range(predictions.max_ngram):
+        suffix = tokens.gather(1, (lengths - back).clamp(min=0)[:, None])
+        is_match = is_match & (texts == suffix).roll(back, 1) & (ends >= back) & (lengths >= back)[:, None]
+        num_matching += is_match
+    matched = num_matching.amax(1)
+    distance = (ends - (lengths - predictions.starts)[:, None]).abs()
+    farthest = torch.iinfo(torch.int64).max // (len(ends) + 1) - 1
+    distance = torch.where(num_matching == matched[:, None], distance, farthest)
+    end = (distance * len(ends) - ends).argmin(1)
+    places = end[:, None] + 1 + torch.arange(num_drafts, device=texts.device)
+    return texts.gather(1, places.clamp(max=(predictions.lengths - 1).clamp(min=0)[:, None])), matched

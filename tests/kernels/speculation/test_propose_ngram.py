@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from headway_testing.ngrams import expected_drafts
+from headway_testing.ngrams import expected_drafts, predicted_drafts
 from headway_testing.round_rows import random_rows
 
-from headway.kernels import RowState, propose_ngram
+from headway.kernels import Predictions, RowState, propose_ngram
 
 RUBBISH = 123_456
 
@@ -98,3 +98,63 @@ def test_no_rows_and_no_drafts(device: torch.device) -> None:
     assert propose_ngram(rows, cache, 0, 4).shape == (1, 0)
     none = replace(rows, **{name: getattr(rows, name)[:0] for name in rows.__slots__})
     assert propose_ngram(none, cache, 3, 4).shape == (0, 3)
+
+
+def predictions_of(
+    texts: list[list[int]], starts: list[int], width: int, max_ngram: int, device: torch.device
+) -> Predictions:
+    """Their tokens lie by state id, in another order than the rows; behind them there is rubbish."""
+    state_ids = list(range(len(texts)))[::-1]
+    token_ids = torch.full((len(texts), width), 1, dtype=torch.int32)
+    for text, state_id in zip(texts, state_ids, strict=True):
+        token_ids[state_id, : len(text)] = torch.tensor(text)
+    numbers = (torch.tensor(of, device=device) for of in (state_ids, [len(t) for t in texts], starts))
+    return Predictions(token_ids.to(device), *numbers, max_ngram)
+
+
+def check_predicted(
+    sequences: list[list[int] | None],
+    texts: list[list[int]],
+    starts: list[int],
+    depth: int,
+    device: torch.device,
+    width: int = 96,
+) -> None:
+    rows, cache = rows_of(sequences, 16, device, depth)
+    predictions = predictions_of(texts, starts, width, 8, device)
+    drafts = propose_ngram(rows, cache, depth, 4, predictions)
+    assert drafts.tolist() == [
+        predicted_drafts(tokens, start, text, depth, 4, 8) if tokens else [0] * depth
+        for tokens, text, start in zip(sequences, texts, starts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+@pytest.mark.parametrize("num_ids", [1, 2, 5, 40])
+def test_random_rows_with_predictions(num_ids: int, depth: int, device: torch.device) -> None:
+    draw = random.Random(num_ids)
+    sequences: list[list[int] | None] = [
+        [draw.randrange(num_ids) for _ in range(draw.randint(1, 70))] for _ in range(20)
+    ]
+    sequences[7] = None
+    texts = [[draw.randrange(num_ids) for _ in range(draw.choice((0, 1, 2, 30, 90)))] for _ in range(20)]
+    for i in range(0, 20, 4):  # one token of what the row has is another in what it was predicted to be
+        texts[i] = [*(sequences[i] or []), *texts[i]][:90]
+        if texts[i]:
+            texts[i][draw.randrange(len(texts[i]))] = num_ids
+    starts = [draw.randrange(len(tokens or [0])) for tokens in sequences]
+    check_predicted(sequences, texts, starts, depth, device)
+
+
+@pytest.mark.parametrize("place", [3, 4095, 4096, 8190])
+def test_a_place_anywhere_in_a_long_prediction(place: int, device: torch.device) -> None:
+    text = list(range(9000))
+    text[place : place + 2] = [20_001, 20_002]
+    check_predicted([[5, 20_001, 20_002]], [text], [1], 4, device, width=9100)
+
+
+def test_of_equal_occurrences_the_nearest_to_the_place_reached(device: torch.device) -> None:
+    text = [1, 2, 9, 1, 3, 9, 1, 4, 9, 1, 5]
+    check_predicted([[7, 8, *text[:7]]], [text], [2], 1, device)
+    rows, cache = rows_of([[7, 8, 0, 0, 0, 0, 0, 0, 1]], 16, device)
+    assert propose_ngram(rows, cache, 2, 4, predictions_of([text], [2], 20, 8, device)).tolist() == [[4, 9]]

@@ -17,3 +17,30 @@ def expected_drafts(tokens: Sequence[int], depth: int, max_ngram: int) -> list[i
                     longer.append(longer[end + 1 + len(longer) - len(tokens)])
                 return longer[len(tokens) :]
     return [tokens[-1]] * depth
+
+
+def predicted_drafts(
+    tokens: Sequence[int],
+    start: int,
+    predicted: Sequence[int],
+    depth: int,
+    max_ngram: int,
+    predicted_ngram: int,
+) -> list[int]:
+    """What the drafts are of a row whose own text begins at position `start` and is predicted so."""
+    last = len(tokens) - 1
+
+    def common(text: Sequence[int], end: int, most: int) -> int:
+        size = 0
+        while size < min(most, end + 1, last + 1) and text[end - size] == tokens[last - size]:
+            size += 1
+        return size
+
+    sizes = [common(predicted, end, predicted_ngram) for end in range(len(predicted) - 1)]
+    longest = max(sizes, default=0)
+    own = max((common(tokens, end, max_ngram) for end in range(last)), default=0)
+    if longest == 0 or longest < own:
+        return expected_drafts(tokens, depth, max_ngram)
+    ends = [end for end, size in enumerate(sizes) if size == longest]
+    end = min(ends, key=lambda end: (abs(end - (last - start)), -end))
+    return [predicted[min(end + 1 + i, len(predicted) - 1)] for i in range(depth)]
