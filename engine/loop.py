@@ -278,6 +278,7 @@ def _request(message: Submit, guide: Guide | None) -> Request:
         max_tokens=message.max_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         max_draft_tokens=message.max_draft_tokens,
+        prediction_token_ids=tuple(message.prediction_token_ids),
         cache_salt=message.cache_salt,
         priority=message.priority,
         group_id=message.group_id,

@@ -10,6 +10,7 @@ import torch
 
 from headway.engine.protocol.errors import describe_fault
 from headway.engine.scheduling.plan import BlockGrant, CheckpointSave, Plan, RowMove, RowSetup
+from headway.engine.speculation.ngram import PREDICTIONS
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import LogitsProcessorTable
 from headway.engine.state.row_tensors import RowTensors, numbers_of
@@ -102,10 +103,21 @@ class DeviceRows:
             integers, floats = (torch.stack(column) for column in zip(*numbers, strict=True))
             on_device = to_device(integers, self.device)
             self.numbers.set_up(on_device, to_device(floats, self.device, torch.float32))
+            self._keep_predictions(setups)
             if self._pool.has_row_state:
                 state_ids = self.numbers.state_ids.index_select(0, on_device[:, 0])
                 self._pool.start_rows(state_ids, to_device(checkpoints, self.device))
         return tuple(faults)
+
+    def _keep_predictions(self, setups: Sequence[RowSetup]) -> None:
+        """Writes what outputs are predicted to be, if the drafter searches it."""
+        kept = self._pool.drafter.get(PREDICTIONS)
+        if kept is None:
+            return
+        for setup in setups:
+            if tokens := setup.prediction_token_ids:
+                state_id = self.numbers.state_ids[setup.row : setup.row + 1]
+                kept[:, : len(tokens)].index_copy_(0, state_id, to_device([tokens], self.device, kept.dtype))
 
     def _prepare(self, setup: RowSetup) -> None:
         """Sets up the parts that a row has only on request."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# The first tokens of a prediction that n-gram lookup searches; the others are not looked at.
+MAX_PREDICTION = 1 << 14
 # What makes drafts; in an engine that runs, auto has been resolved to one of the others.
 DrafterName = Literal["auto", "mtp", "ngram", "none"]
 

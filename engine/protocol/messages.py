@@ -39,6 +39,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     max_draft_tokens: the request's own depth cap; None for none, 0 turns speculation off. priority: lower is
     served first, equals in the order of their coming. group_id: the same for all choices of one HTTP request,
     which together take turns with other HTTP requests; no other group's requests may have it as their id.
+    prediction_token_ids: what the output probably is; the n-gram drafter searches it.
     grammar: what the output may be; None for any text. label: the request's name in logs; empty: its id.
     output_token_ids: of a request that an earlier life of the engine had taken in, the tokens that it has got
     since; the output goes on after them, and they count towards max_tokens. None: it is new.
@@ -50,6 +51,7 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     max_tokens: int
     stop_token_ids: list[int] = []
     max_draft_tokens: int | None = None
+    prediction_token_ids: list[int] = []
     cache_salt: str = ""
     priority: int = 0
     group_id: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headway.engine.protocol.drafters import MAX_PREDICTION
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.protocol.stats import StageSeconds
@@ -43,7 +44,7 @@ class RowSetup:
 
     depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff
     sampling.adjusts_logits. checkpoint: that of the prefix hit, from which the state of the row goes on, if
-    the model keeps any; None: from zero.
+    the model keeps any; None: from zero. prediction_token_ids: what its output probably is.
     """
 
     request_id: int
@@ -53,6 +54,8 @@ class RowSetup:
     depth_cap: int
     history: TokenHistory | None = None
     checkpoint: int | None = None
+    num_prompt_tokens: int = 0
+    prediction_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,17 @@ def row_setup(
 ) -> RowSetup:
     """Returns the set-up of the request's row."""
     row = row_of(request)
-    return RowSetup(request.request_id, row, request.sampling, request.limit, depth_cap, history, checkpoint)
+    return RowSetup(
+        request.request_id,
+        row,
+        request.sampling,
+        request.limit,
+        depth_cap,
+        history,
+        checkpoint,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        prediction_token_ids=request.prediction_token_ids[:MAX_PREDICTION],
+    )
 
 
 def block_grant(request: Request, first_index: int) -> BlockGrant:

@@ -11,36 +11,49 @@ from __future__ import annotations
 import torch
 
 from headway.engine.layers.causal_lm import TargetStates
-from headway.engine.protocol.drafters import DRAFTER_TRAITS
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, MAX_PREDICTION
 from headway.engine.speculation.drafter import DrafterFamily, PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
-from headway.engine.state.specs import PagedSpec
-from headway.kernels import RoundWindow, propose_ngram, store_tokens
+from headway.engine.state.specs import PagedSpec, RowSpec
+from headway.kernels import Predictions, RoundWindow, propose_ngram, store_tokens
 
 # The longest suffix that is looked for. transformers looks for 2 tokens, the author for 3, vLLM for 5: longer
 # ones are rarer and hardly surer. Shorter ones down to 1 token are tried, too, for a round computes its whole
 # window in any case.
 MAX_NGRAM = 4
-TOKEN_IDS = "token_ids"
+# Of what an output is predicted to be (OpenAI's `prediction`), longer ones tell places of equal lines apart.
+MAX_PREDICTED_NGRAM = 16
+TOKEN_IDS, PREDICTIONS = "token_ids", "predictions"
 
-
-# The id of each token in the KV cache.
-STATE = (PagedSpec(TOKEN_IDS, (), torch.int32),)
+# The id of each token in the KV cache, and the prediction of each row.
+STATE = (
+    PagedSpec(TOKEN_IDS, (), torch.int32),
+    RowSpec(PREDICTIONS, (MAX_PREDICTION,), torch.int32, is_scratch=True),
+)
 
 
 class NgramDrafter:
-    """Drafts for every model. Mutable: it is the only writer of the token ids in the pool."""
+    """Drafts for every model. Mutable: it is the only writer of the token ids in the pool. Predictions are
+    written as rows are set up."""
 
     traits = DRAFTER_TRAITS["ngram"]
     taps: tuple[int, ...] = ()
 
     def __init__(self, pool: StatePool) -> None:
         self._token_ids = pool.drafter[TOKEN_IDS]
+        self._predictions = pool.drafter[PREDICTIONS]
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """[rows, depth] int64: drafts for positions L+1 .. L+depth of each row, 0 for padding."""
-        return propose_ngram(rows.state(), self._token_ids, depth, MAX_NGRAM)
+        predictions = Predictions(
+            self._predictions,
+            rows.state_ids,
+            rows.prediction_lengths,
+            rows.output_starts,
+            MAX_PREDICTED_NGRAM,
+        )
+        return propose_ngram(rows.state(), self._token_ids, depth, MAX_NGRAM, predictions)
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
         """Stores the tokens of the chunks."""

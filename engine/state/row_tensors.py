@@ -91,6 +91,9 @@ class RowTensors:
     seeds: Annotated[torch.Tensor, Column(source=_seed)]  # [N] int64
     pending_tokens: Annotated[torch.Tensor, Column(lambda sizes: (sizes.pending,))]  # [N, max_pending] int64
     pending_counts: Annotated[torch.Tensor, Column()]  # [N] int64
+    # [N] int64: tokens that its output is predicted to be, and the position at which the output begins
+    prediction_lengths: Annotated[torch.Tensor, Column(source=lambda s: len(s.prediction_token_ids))]
+    output_starts: Annotated[torch.Tensor, Column(source=lambda setup: setup.num_prompt_tokens)]
     processors: LogitsProcessorState | None = (
         None  # of the same rows, while any of them uses some; not its memory
     )
