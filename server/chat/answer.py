@@ -9,9 +9,14 @@ from starlette.requests import Request
 from headway.server.chat.grammar import chat_grammar, thinking_budget
 from headway.server.chat.output import callable_tools, output_options
 from headway.server.chat.prompt import chat_prompt, conversation_for
-from headway.server.generation.engine_requests import RequestOptions, choice_requests, encode_bad_words
+from headway.server.generation.engine_requests import (
+    RequestOptions,
+    choice_requests,
+    encode_bad_words,
+    encode_prediction,
+)
 from headway.server.http.keys import credentials
-from headway.server.protocol.chat import ChatRequest, check, hidden_media
+from headway.server.protocol.chat import ChatRequest, check, hidden_media, predicted_text
 from headway.server.requests.access import record_of
 from headway.server.requests.answer import Answer, new_answer, new_header
 from headway.server.requests.body import tell_ignored, tell_ignored_effort
@@ -50,6 +55,8 @@ async def begin_chat(
     if callable_tools(body) and (output is None or output.tools is None):
         ignored.append("tools")
     info = engine_info(services)
+    if body.prediction is not None and info.drafter != "ngram":
+        ignored.append("prediction")
     prompt = await encode_chat(
         chat,
         services.tokenizer,
@@ -66,6 +73,7 @@ async def begin_chat(
         fits_context=fits_context,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         owner=services.keys.owner(credentials(request.headers)),
+        prediction=await encode_prediction(predicted_text(body), services.tokenizer),
         bad_words=await encode_bad_words(body, services.tokenizer),
         grammar=grammar,
         end_strings=services.chat_stop_strings if grammar is None else (),

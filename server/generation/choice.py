@@ -22,9 +22,11 @@ from headway.server.generation.choice_output import (
     joined,
 )
 from headway.server.generation.content_stops import StopOptions
+from headway.server.generation.prediction import PredictionUse
 from headway.server.text.detokenizer import Decoded, Detokenizer, Vocabulary
 
-Added = tuple[int, int, int, int]  # tokens, accepted drafts, rejected drafts, tokens of reasoning
+# Tokens, accepted and rejected ones of drafts or of the prediction, tokens of reasoning.
+Added = tuple[int, int, int, int]
 NOTHING: Added = (0, 0, 0, 0)
 
 
@@ -37,8 +39,9 @@ class ChoiceRequest:
     complete after that many tokens ends the text; the engine masks stop tokens. shows_stop: the stop string
     or token that ends the text is part of it. wants_tokens: deltas tell their tokens. prompt_index: which of
     the request's prompts it is of. shows_output: False for a request that only wants its prompt scored; it
-    generates one token unseen. num_candidates: how many choices its prompt gets. grammar: what its text may
-    be; None for any text. output: how it is split into parts; None for text alone.
+    generates one token unseen. num_candidates: how many choices its prompt gets. prediction_token_ids: what
+    its tokens probably are; None where nothing was predicted. grammar: what its text may be; None for any
+    text. output: how it is split into parts; None for text alone.
     """
 
     prompt_token_ids: list[int]
@@ -48,6 +51,7 @@ class ChoiceRequest:
     end_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     max_draft_tokens: int | None = None
+    prediction_token_ids: list[int] | None = None
     cache_salt: str = ""
     priority: int = 0
     shows_stop: bool = False
@@ -95,9 +99,10 @@ class Delta(msgspec.Struct, frozen=True):
     """A piece of a choice's text. The last one of a choice carries its finish_reason.
 
     stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own
-    end. num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice. A
-    piece that has nothing to show yet carries its counts alone. parts: what is shown instead of the text,
-    where it is split into parts; a part may come later than its text. end: where the text ends so far.
+    end. num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice;
+    accepted and rejected are drafts, or tokens of the prediction if there is one. A piece that has nothing to
+    show yet carries its counts alone. parts: what is shown instead of the text, where it is split into parts;
+    a part may come later than its text. end: where the text ends so far.
     """
 
     index: int
@@ -169,6 +174,9 @@ class Choice:
         self.is_open = True
         self.finish_reason: str | None = None
         self.num_cached: int | None = None  # prompt tokens; None until its first event
+        self.prediction = (
+            None if request.prediction_token_ids is None else PredictionUse(request.prediction_token_ids)
+        )
         self.num_tokens = 0
         self.num_rejected = 0
         self.num_reasoning = 0
@@ -261,6 +269,8 @@ class Choice:
 
     def _delta(self, text: str, ending: _Ending, added: Added) -> Delta:
         self.is_open = ending.finish_reason is None
+        if self.prediction is not None and not self.is_open:
+            added = (*added[:2], self.prediction.finish(), added[3])
         parts = None if self._output is None else joined(self._parts)
         self._parts = []
         self.finish_reason = ending.finish_reason
@@ -312,6 +322,9 @@ class Choice:
         self.last_token_seconds = time.monotonic()
         if self.first_token_seconds is None and num_tokens:
             self.first_token_seconds = self.last_token_seconds
+        if self.prediction is not None:
+            # What the output has not is known at its end.
+            num_accepted, num_rejected = self.prediction.take(event.token_ids[:num_tokens]), 0
         return num_tokens, num_accepted, num_rejected, num_reasoning
 
 

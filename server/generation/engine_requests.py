@@ -39,9 +39,10 @@ class RequestOptions:
     default_max_tokens: None for what the context leaves. fits_context: a max_tokens beyond that is cut to it,
     not refused. num_logprobs: most probable tokens returned at each position in addition to the token's own;
     None for none. owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot
-    name another's prefixes. bad_words: their ids, from encode_bad_words. grammar: from grammar_of; the same
-    for all choices. end_token_ids, end_strings: that end the text in addition to the model's own. output: how
-    the texts are split into parts; None for text alone. thinking_budget: where reasoning is closed.
+    name another's prefixes. bad_words: their ids, from encode_bad_words. prediction: the ids of what is
+    predicted. grammar: from grammar_of; the same for all choices. end_token_ids, end_strings: that end the
+    text in addition to the model's own. output: how the texts are split into parts; None for text alone.
+    thinking_budget: where reasoning is closed.
     """
 
     num_candidates: int = 1
@@ -53,6 +54,7 @@ class RequestOptions:
     scores_prompt: bool = False
     owner: str = ""
     bad_words: Sequence[list[int]] = ()
+    prediction: list[int] | None = None
     grammar: Grammar | None = None
     end_token_ids: tuple[int, ...] = ()
     end_strings: tuple[str, ...] = ()
@@ -92,6 +94,7 @@ def choice_requests(
             end_token_ids=end_token_ids,
             stop=(*fields.stop_strings, *(() if fields.ignore_eos else wanted.end_strings)),
             max_draft_tokens=fields.speculation.max_draft_tokens if fields.speculation else None,
+            prediction_token_ids=wanted.prediction,
             cache_salt=wanted.owner + (fields.cache_salt or ""),
             priority=fields.priority or 0,
             shows_stop=bool(fields.include_stop_str_in_output),
@@ -167,6 +170,11 @@ def _sampling(fields: GenerationFields, wanted: RequestOptions, tokenizer: Token
 
 def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
+
+
+async def encode_prediction(text: str | None, tokenizer: Tokenizer) -> list[int] | None:
+    """Encodes what the answer is predicted to be; None where nothing is."""
+    return None if text is None else await tokenizer.pool.run([text], lambda: tokenizer.encode_plain(text))
 
 
 async def encode_bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[list[int]]:

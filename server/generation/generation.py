@@ -38,7 +38,9 @@ class Counts:
     """Token counts over all choices. The lists are by position in the window.
 
     estimated_speedup: how many times as long the rounds would have taken without drafts; None where nothing
-    is known of that."""
+    is known of that. prediction: the predicted tokens that were accepted and rejected so far; None where
+    nothing was predicted.
+    """
 
     num_completion_tokens: int
     num_accepted: int
@@ -47,6 +49,7 @@ class Counts:
     drafted_per_position: list[int]
     accepted_per_position: list[int]
     estimated_speedup: float | None
+    prediction: tuple[int, int] | None = None
 
 
 MAX_JOINED_CHARACTERS = 4096
@@ -183,6 +186,13 @@ class Generation:
             drafted_per_position=_sums(choice.drafted_per_position for choice in self._choices),
             accepted_per_position=_sums(choice.accepted_per_position for choice in self._choices),
             estimated_speedup=self._estimated_speedup(),
+            prediction=self._prediction(),
+        )
+
+    def _prediction(self) -> tuple[int, int] | None:
+        uses = [choice.prediction for choice in self._choices if choice.prediction is not None]
+        return (
+            (sum(use.num_accepted for use in uses), sum(use.num_rejected for use in uses)) if uses else None
         )
 
     def _estimated_speedup(self) -> float | None:
@@ -260,6 +270,7 @@ def _submit(request_id: int, request: ChoiceRequest, *, group_id: int, label: st
         max_tokens=request.max_tokens,
         stop_token_ids=list(request.engine_stop_ids),
         max_draft_tokens=request.max_draft_tokens,
+        prediction_token_ids=request.prediction_token_ids or [],
         cache_salt=request.cache_salt,
         priority=request.priority,
         group_id=group_id,

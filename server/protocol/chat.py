@@ -90,6 +90,13 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
         return texts[0] if texts else None
 
 
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """What the answer probably is, such as a file of which a few lines change. type: "content"."""
+
+    content: str | list[ContentPart]
+    type: str = "content"
+
+
 class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     unserved: ClassVar[Table] = CHAT
     other_names: ClassVar[OtherNames] = other_names.CHAT
@@ -108,6 +115,7 @@ class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    prediction: Prediction | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -147,6 +155,17 @@ def check(request: ChatRequest) -> None:
 def check_effort(effort: str | None) -> None:
     known = effort is None or effort in EFFORTS
     require(known, "reasoning_effort", repr(effort), f"one of {', '.join(EFFORTS)}")
+
+
+def predicted_text(request: ChatRequest) -> str | None:
+    """Returns what the answer is predicted to be; None where nothing is. The texts of several parts follow
+    each other, with nothing between them, as the answer has them."""
+    prediction = request.prediction
+    if prediction is None:
+        return None
+    where = "prediction.content"
+    require(prediction.type == "content", "prediction.type", repr(prediction.type), "'content'")
+    return _text(prediction.content, where, is_assistant=False, must_show=True, between="")
 
 
 class ConversationFields(Protocol):
@@ -258,8 +277,10 @@ def _calls(message: Message, where: str) -> list[dict[str, Any]]:
     return template_calls([ToolCall(message.function_call)], f"{where}.function_call")
 
 
-def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool, must_show: bool) -> str:
-    """The parts of a list are lines of one text."""
+def _text(
+    content: str | list[ContentPart], where: str, *, is_assistant: bool, must_show: bool, between: str = "\n"
+) -> str:
+    """The parts of a list are lines of one text, or have `between` between them."""
     if isinstance(content, str):
         return content
     lines = []
@@ -279,7 +300,7 @@ def _text(content: str | list[ContentPart], where: str, *, is_assistant: bool, m
         if text is None:
             raise missing(f"{where}[{i}].{field}")
         lines.append(text)
-    return "\n".join(lines)
+    return between.join(lines)
 
 
 class TopLogprob(msgspec.Struct):

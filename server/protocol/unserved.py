@@ -186,7 +186,7 @@ CHAT = table((
           {"chat_template": ("",), "add_special_tokens": (False,), "task": ()}, example={"prompt": "hello"}, path=TEXTS),
     Group("vLLM", "echo and the best of several in a chat", f"send a `prompt` to {TEXTS}", {"echo": (False,), "best_of": (1,)},
           example={"prompt": "hello", "echo": True, "best_of": 2}, path=TEXTS),
-))  # fmt: skip
+), own={"prediction"})  # fmt: skip
 # vLLM's /tokenize accepts these in addition to the messages.
 TOKENIZE = {name: CHAT[name] for name in ("chat_template", "mm_processor_kwargs", "media_io_kwargs")}
 MESSAGE = table((

@@ -7,8 +7,10 @@ from msgspec import UNSET, UnsetType
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """reasoning_tokens: those between the delimiters of the reasoning; only of models that reason, and have
-    tokens for the delimiters."""
+    """accepted_prediction_tokens, rejected_prediction_tokens: of the request's `prediction`, those that the
+    answer has and has not; of a request without one, accepted and rejected drafts. reasoning_tokens: those
+    between the delimiters of the reasoning; only of models that reason, and have tokens for the
+    delimiters."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

@@ -87,9 +87,8 @@ class Answer:
     def usage(self) -> Usage:
         """Returns the usage of all tokens generated so far."""
         counts = self.generation.counts()
-        return self.usage_of(
-            counts.num_completion_tokens, counts.num_accepted, counts.num_rejected, counts.num_reasoning
-        )
+        accepted, rejected = counts.prediction or (counts.num_accepted, counts.num_rejected)
+        return self.usage_of(counts.num_completion_tokens, accepted, rejected, counts.num_reasoning)
 
     def usage_of(self, num_tokens: int, num_accepted: int, num_rejected: int, num_reasoning: int) -> Usage:
         return Usage(
@@ -191,7 +190,7 @@ async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[by
     fields = answer.fields
     usage = b',"usage":null' if answer.includes_usage else b""
     started: set[int] = set()
-    sent = [0, 0, 0, 0]  # tokens, accepted and rejected drafts, tokens of reasoning
+    sent = [0, 0, 0, 0]  # tokens, accepted and rejected ones, tokens of reasoning
     async with answer.running() as deltas:
         async for delta in deltas:
             if fields.has_continuous_usage:
