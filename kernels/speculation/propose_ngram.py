@@ -11,7 +11,7 @@ from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._row_state import RowState
 
 _TOKENS, _WARPS = 4096, 8
-_PLACES = tl.constexpr(1 << 24)  # more than a prediction has
+_PLACES = 1 << 24  # more than a prediction has
 
 
 @jit_once_for("table_stride")
@@ -34,6 +34,7 @@ def _propose_kernel(
     PREDICTED_NGRAM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
+    PLACES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """One program per row; goes over the row's tokens from the last to the first until a whole n-gram is
@@ -81,23 +82,23 @@ def _propose_kernel(
         nearest = tl.full((), -1, tl.int64)
         first = tl.full((), 0, tl.int64)
         while first < num_predicted - 1:
-            end = first + tl.arange(0, TOKENS)
-            is_match = end < num_predicted - 1
-            num_matching = tl.zeros((TOKENS,), tl.int64)
+            at = first + tl.arange(0, TOKENS)
+            agrees = at < num_predicted - 1
+            num_agreeing = tl.zeros((TOKENS,), tl.int64)
             for back in tl.static_range(PREDICTED_NGRAM):
                 suffix = last
                 if back > 0:
                     suffix = _token_at(table_ptr, cache_ptr, length - back, length >= back, BLOCK_SIZE)
-                is_match = is_match & (end >= back)
-                other = tl.load(predicted_ptr + end - back, mask=is_match, other=-1).to(tl.int64)
-                is_match = is_match & (other == suffix)
-                num_matching += is_match.to(tl.int64)
-            nearness = _PLACES - 1 - tl.minimum(tl.abs(end - reached), _PLACES - 1)
-            value = (num_matching * _PLACES + nearness) * _PLACES + end
-            nearest = tl.maximum(nearest, tl.max(tl.where(num_matching > 0, value, -1)))
+                agrees = agrees & (at >= back)
+                other = tl.load(predicted_ptr + at - back, mask=agrees, other=-1).to(tl.int64)
+                agrees = agrees & (other == suffix)
+                num_agreeing += agrees.to(tl.int64)
+            nearness = PLACES - 1 - tl.minimum(tl.abs(at - reached), PLACES - 1)
+            value = (num_agreeing * PLACES + nearness) * PLACES + at
+            nearest = tl.maximum(nearest, tl.max(tl.where(num_agreeing > 0, value, -1)))
             first += TOKENS
-        place = tl.minimum(nearest % _PLACES + 1 + draft, num_predicted - 1)
-        is_nearest = (nearest >= 0) & (nearest // (_PLACES * _PLACES) >= best >> 32)
+        place = tl.minimum(nearest % PLACES + 1 + draft, num_predicted - 1)
+        is_nearest = (nearest >= 0) & (nearest // (PLACES * PLACES) >= best >> 32)
         other = tl.load(predicted_ptr + place, mask=is_nearest & (place >= 0), other=0).to(tl.int64)
         token = tl.where(is_nearest, other, token)
     tl.store(draft_ptr + row * DEPTH + draft, tl.where(is_live, token, 0), mask=draft < DEPTH)
@@ -152,6 +153,6 @@ def propose_ngram(
             predicted, state_ids, lengths, starts, table.stride(0), predicted.stride(0),
             DEPTH=num_speculative_tokens, DRAFTS=power_of_two(num_speculative_tokens), MAX_NGRAM=max_ngram,
             PREDICTED_NGRAM=0 if predictions is None else predictions.max_ngram,
-            BLOCK_SIZE=token_cache.shape[1], TOKENS=_TOKENS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+            BLOCK_SIZE=token_cache.shape[1], TOKENS=_TOKENS, PLACES=_PLACES, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return drafts

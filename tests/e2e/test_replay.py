@@ -42,11 +42,12 @@ def kill_while_asking(
     return killing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "flags"),
     [
         ("mimo", ["--depth", "3"]),
-        pytest.param("qwen3.5", ["--depth", "3", "--drafter", "ngram"], marks=pytest.mark.slow),
+        ("qwen3.5", ["--depth", "3", "--drafter", "ngram"]),
     ],
 )
 def test_answers_are_the_same_whether_or_not_the_engine_is_killed(

@@ -924,7 +924,7 @@ CASES = [
             "_propose_kernel",
             pointers("last_token length limit table draft state_id num_predicted start")
             | {"cache_ptr": "*i32", "predicted_ptr": "*i32"},
-            {"DEPTH": depth, "DRAFTS": drafts, "MAX_NGRAM": 4, "PREDICTED_NGRAM": 16}
+            {"DEPTH": depth, "DRAFTS": drafts, "MAX_NGRAM": 4, "PREDICTED_NGRAM": 16, "PLACES": 1 << 24}
             | {"BLOCK_SIZE": 16, "TOKENS": 4096, "OVERLAPS": True},
             num_warps=8,
         )
