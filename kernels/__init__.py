@@ -29,6 +29,10 @@ from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
+from headway.kernels.experts.api import expert_feed_forward
+from headway.kernels.experts.choose_experts import choose_experts
+from headway.kernels.experts.expert_linear import expert_linear
+from headway.kernels.experts.sum_experts import sum_experts
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
 from headway.kernels.linear._quantized_weight import expanded_weight, quantized_weight, reads_codes
@@ -76,6 +80,7 @@ from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import DeferredNorm
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 from headway.kernels.types._epilogue import Activation, Epilogue, GateActivation, NextNorm
+from headway.kernels.types._experts import ExpertChoice, ExpertMatrix, ExpertRule, ExpertWeights
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._predictions import Predictions
@@ -105,6 +110,10 @@ __all__ = [
     "DenseWeight",
     "DraftWindow",
     "Epilogue",
+    "ExpertChoice",
+    "ExpertMatrix",
+    "ExpertRule",
+    "ExpertWeights",
     "Float8Weight",
     "GateActivation",
     "HeadNorms",
@@ -126,6 +135,7 @@ __all__ = [
     "attention",
     "begin_decode",
     "can_be_packed",
+    "choose_experts",
     "compile_in_workers",
     "convolve_chunks",
     "convolve_windows",
@@ -137,6 +147,8 @@ __all__ = [
     "delta_windows",
     "embed_rms_norm",
     "expanded_weight",
+    "expert_feed_forward",
+    "expert_linear",
     "force_acceptance",
     "fuses_qkv",
     "gated_mul",
@@ -184,6 +196,7 @@ __all__ = [
     "store_pending_states",
     "store_tokens",
     "stream_read",
+    "sum_experts",
     "varlen_attention",
     "verify_and_rewind",
     "verify_speculative_tokens",

@@ -2,8 +2,7 @@
 
 A GEMM over few rows may round differently from one over many. This is ruled out in one of two ways: float32
 weights are packed for oneDNN, whose sums run in one order whatever the number of rows (tried on this machine
-before it is relied on); all others are multiplied by up to ROWS_AT_ONCE rows at once, with rows of zeros up
-to a multiple of 16.
+before it is relied on); all others are products of `padded_linear`.
 """
 
 from __future__ import annotations
@@ -11,27 +10,12 @@ from __future__ import annotations
 import platform
 
 import torch
-import torch.nn.functional as F
 
+from headway.kernels.reference.linear._padded_linear import padded
 from headway.kernels.types._weights import PackedCpuWeight
 
-# An Emerald Rapids Xeon sums in another order from 192 rows on in float64, from 304 in float32.
-ROW_MULTIPLE, ROWS_AT_ONCE = 16, 128
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
 TRIED_ROW_COUNTS = (2, 3, 4, 5, 8, 16, 17, 32, 64, 100, 256, 304, 512)
-
-
-def padded_linear(
-    x: torch.Tensor,  # [rows, in] float
-    weight: torch.Tensor,  # [out, in] float
-    bias: torch.Tensor | None,  # [out] float
-) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, out]."""
-    num_rows = x.shape[0]
-    padding = -num_rows % ROW_MULTIPLE
-    padded = _padded(x, num_rows + padding) if padding > 0 else x
-    products = [F.linear(rows, weight, bias) for rows in torch.split(padded, ROWS_AT_ONCE)]
-    return (products[0] if len(products) == 1 else torch.cat(products))[:num_rows]
 
 
 def packed_linear(
@@ -43,7 +27,7 @@ def packed_linear(
     num_rows = x.shape[0]
     if num_rows >= weight.least_rows:
         return _multiply_packed(x, weight.packed, bias)
-    return _multiply_packed(_padded(x, weight.least_rows), weight.packed, bias)[:num_rows]
+    return _multiply_packed(padded(x, weight.least_rows), weight.packed, bias)[:num_rows]
 
 
 def can_be_packed(weight: torch.Tensor) -> bool:
@@ -85,7 +69,3 @@ def _packed(weight: torch.Tensor) -> torch.Tensor:
 def _multiply_packed(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product
-
-
-def _padded(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    return F.pad(x, (0, 0, 0, num_rows - x.shape[0]))

@@ -11,7 +11,7 @@ import torch
 from headway.kernels.elementwise.gated_mul import gated_mul
 from headway.kernels.linear import dispatch
 from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile
-from headway.kernels.linear._cpu_linear import packed_linear, padded_linear
+from headway.kernels.linear._cpu_linear import packed_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
 from headway.kernels.linear._ordered_linear import ordered_linear
 from headway.kernels.linear._quantized_weight import multiplies_codes, rows_of_each_code_kernel
@@ -23,6 +23,7 @@ from headway.kernels.linear.quantized_linear import quantized_linear
 from headway.kernels.linear.screened_linear import screened_linear
 from headway.kernels.linear.skinny_linear import skinny_linear
 from headway.kernels.linear.weight_only_linear import weight_only_linear
+from headway.kernels.reference.linear._padded_linear import padded_linear
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.types._epilogue import PLAIN, Activation, Epilogue
 from headway.kernels.types._weights import (

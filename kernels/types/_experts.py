@@ -1,0 +1,59 @@
+"""The values of a mixture of experts: how tokens choose, what they chose, and the experts' weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+GROUP = 128  # inputs that share the scale of an output
+
+
+class ExpertRule(NamedTuple):
+    """How a token chooses: the top_k experts of the softmax over all of them, of equal ones the lower.
+
+    normalises: their weights are divided by their sum. has_shared: one expert more, the last, is chosen by
+    every token, in its last slot; its weight is the sigmoid of the last logit.
+    """
+
+    top_k: int
+    normalises: bool = True
+    has_shared: bool = False
+
+    @property
+    def num_slots(self) -> int:
+        """The experts of a token."""
+        return self.top_k + self.has_shared
+
+
+class ExpertChoice(NamedTuple):
+    """The experts of each token, in the order in which their results are added."""
+
+    ids: torch.Tensor  # [tokens, slots] int32; -1: of a token that is padding
+    weights: torch.Tensor  # [tokens, slots] float32, values of the logits' dtype
+
+
+class ExpertMatrix(NamedTuple):
+    """The weights of one product, of all experts: as they are, or codes.
+
+    A code stands for itself, less its zero point, times its scale, in float32 and rounded to bfloat16 once.
+    Codes are float8_e4m3fn, or integers from 0 to 15, two a byte: those of input i and i + 64 of each 128 in
+    the low and the high bits. zeros: of integers; None: 8.
+    """
+
+    values: torch.Tensor  # [experts, outputs, inputs] float, or [experts, outputs, inputs / 2] uint8
+    scales: torch.Tensor | None = None  # [experts, inputs / 128, outputs] bfloat16 or float32
+    zeros: torch.Tensor | None = None  # as scales
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Returns (experts, outputs, inputs)."""
+        experts, outputs, stored = self.values.shape
+        return experts, outputs, stored * (2 if self.values.dtype == torch.uint8 else 1)
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of all experts of a feed-forward."""
+
+    gate_up: ExpertMatrix  # [experts, 2 * inner, hidden]: of an expert all gates, then all of up
+    down: ExpertMatrix  # [experts, hidden, inner]
