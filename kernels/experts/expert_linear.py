@@ -1,12 +1,145 @@
-"""Products of tokens with the experts that they chose."""
+"""Products of tokens with the experts that they chose.
+
+A program multiplies some outputs of one expert by the pairs of a block. Weights are the first operand, and
+products are added from the first input to the last in one accumulator of float32, as in
+`batch_invariant_linear`: so a pair's result is the same to the last bit in any block. Codes are expanded
+before they are multiplied.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from headway.kernels.elementwise._gated_product import gated_product
+from headway.kernels.experts._pair_blocks import arrange_pairs
+from headway.kernels.linear._skinny_core import is_second, pair_of, split_pairs
 from headway.kernels.reference.experts.expert_linear import expert_linear as expert_linear_twin
+from headway.kernels.runtime._device import overlap, shared_memory_bytes
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, takes_triton, tl
 from headway.kernels.types._epilogue import GateActivation
-from headway.kernels.types._experts import ExpertMatrix
+from headway.kernels.types._experts import GROUP, ExpertMatrix, PairBlocks
+
+# The rows of a pair that is a block of its own; tensor cores multiply no fewer.
+_ROWS_OF_ONE = 8
+
+
+class _Tile(NamedTuple):
+    outputs: int
+    inputs: int
+    num_warps: int
+    stages: int
+
+
+_FEW, _MANY, _FLOAT32 = _Tile(64, 128, 4, 5), _Tile(128, 64, 8, 4), _Tile(64, 32, 4, 3)
+_MOST_OF_FEW = 32  # rows
+
+
+@jit
+def _expanded(codes: tl.tensor, scale: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """Returns codes [outputs, inputs] float32 times the scale of each output, rounded to the dtype."""
+    return (codes * scale.to(tl.float32)[:, None]).to(dtype)
+
+
+@jit_once_for("num_outputs")
+def _expert_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    order_ptr: tl.tensor,
+    expert_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    num_outputs: tl.tensor,
+    num_inputs: tl.tensor,
+    x_stride: tl.tensor,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    IS_SORTED: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """Each program computes OUTPUTS rows of an expert's weight for the pairs of a block. SLOTS: pairs that
+    share a row of x. IS_WHOLE: INPUTS divides the inputs. BITS: of a code; 16: weights are no codes."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+    block = tl.program_id(1)
+    expert = tl.load(expert_ptr + block).to(tl.int64)
+    if expert < 0:
+        return
+    row, column, place = tl.arange(0, ROWS), tl.arange(0, INPUTS), tl.arange(0, OUTPUTS)
+    if IS_SORTED:
+        start = tl.load(start_ptr + block)
+        count = tl.load(end_ptr + block) - start
+        pair = tl.load(order_ptr + start + tl.minimum(row, count - 1))
+    else:
+        count = 1
+        pair = block + row * 0
+    if ACTIVATION is None:
+        output = tl.program_id(0) * OUTPUTS + place
+        weight_row = tl.minimum(output, num_outputs - 1)
+        num_weights = num_outputs
+    else:
+        output = tl.program_id(0) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
+        first_output = tl.program_id(0) * (OUTPUTS // 2)
+        weight_row = tl.minimum(first_output + pair_of(place), num_outputs - 1)
+        weight_row += tl.where(is_second(place), num_outputs, 0)
+        num_weights = num_outputs * 2
+    inputs_ptr = x_ptr + (pair // SLOTS).to(tl.int64)[:, None] * x_stride
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    if BITS == 4:
+        half = tl.arange(0, INPUTS // 2)
+        code_row = (expert * num_weights + weight_row) * (num_inputs // 2)
+        codes_ptr = weight_ptr + code_row[:, None] + half[None, :]
+        scales_ptr = scale_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
+        zeros_ptr = zero_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
+        inputs_ptr += half[None, :]
+        for group in range(num_inputs // INPUTS):
+            codes = tl.load(codes_ptr + group * (INPUTS // 2))
+            scale = tl.load(scales_ptr + group * num_weights)
+            zero = tl.load(zeros_ptr + group * num_weights).to(tl.float32)[:, None] if HAS_ZEROS else 8.0
+            first = tl.load(inputs_ptr + group * INPUTS)
+            second = tl.load(inputs_ptr + group * INPUTS + INPUTS // 2)
+            low = _expanded((codes & 15).to(tl.float32) - zero, scale, x_ptr.dtype.element_ty)
+            high = _expanded((codes >> 4).to(tl.float32) - zero, scale, x_ptr.dtype.element_ty)
+            sums = tl.dot(low, tl.trans(first), sums, input_precision="ieee")
+            sums = tl.dot(high, tl.trans(second), sums, input_precision="ieee")
+    else:
+        weights_ptr = (
+            weight_ptr + ((expert * num_weights + weight_row) * num_inputs)[:, None] + column[None, :]
+        )
+        scales_ptr = scale_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
+        inputs_ptr += column[None, :]
+        for first in range(0, num_inputs, INPUTS):
+            if IS_WHOLE:
+                weights = tl.load(weights_ptr + first)
+                inputs = tl.load(inputs_ptr + first)
+            else:
+                exists = (first + column < num_inputs)[None, :]
+                weights = tl.load(weights_ptr + first, mask=exists, other=0)
+                inputs = tl.load(inputs_ptr + first, mask=exists, other=0)
+            if BITS == 8:
+                scale = tl.load(scales_ptr + first // INPUTS * num_weights)
+                weights = _expanded(weights.to(tl.float32), scale, x_ptr.dtype.element_ty)
+            sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    is_cell = (row < count)[None, :] & (output < num_outputs)[:, None]
+    out_cell = out_ptr + pair.to(tl.int64)[None, :] * num_outputs + output[:, None]
+    rounded = sums.to(out_ptr.dtype.element_ty)
+    if ACTIVATION is None:
+        tl.store(out_cell, rounded, mask=is_cell)
+    else:
+        first, second = split_pairs(rounded, ROWS, OUTPUTS)
+        tl.store(out_cell, gated_product(first, second, ACTIVATION), mask=is_cell)
 
 
 def expert_linear(
@@ -15,6 +148,52 @@ def expert_linear(
     ids: torch.Tensor,  # [tokens, slots] int32
     *,
     gate: GateActivation | None = None,
+    blocks: PairBlocks | None = None,  # of these ids, where they are known
 ) -> torch.Tensor:
-    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; zeros for pairs without an expert."""
-    return expert_linear_twin(x, weight, ids, gate=gate)
+    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; anything for pairs without an
+    expert."""
+    if not takes_triton(x) or x.dtype == torch.float64:
+        return expert_linear_twin(x, weight, ids, gate=gate, blocks=blocks)
+    experts, rows, inputs = weight.shape
+    outputs = rows if gate is None else rows // 2
+    out = x.new_empty(ids.numel(), outputs)
+    if ids.numel() == 0:
+        return out
+    scales, zeros = (x if part is None else part for part in weight[1:])
+    check_dense(ids, weight.values, scales if weight.scales is not None else ids)
+    assert x.stride(1) == 1, x.stride()
+    blocks = arrange_pairs(ids, experts) if blocks is None else blocks
+    block_rows, num_blocks = (
+        (_ROWS_OF_ONE, ids.numel()) if blocks is None else (blocks.rows, len(blocks.experts))
+    )
+    tile = _tile_of(block_rows, weight, x)
+    order, of_block, starts, ends = (ids,) * 4 if blocks is None else blocks[:4]
+    tile_bytes = (tile.outputs + block_rows) * tile.inputs * x.element_size()
+    overlaps, launch = overlap(x.device)
+    programs = blocks_of(rows, tile.outputs)
+    _expert_kernel[(programs, num_blocks)](
+        x, weight.values, scales, zeros, out, order, of_block, starts, ends, outputs, inputs, x.stride(0),
+        SLOTS=ids.numel() // len(x), ROWS=block_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+        IS_SORTED=blocks is not None, IS_WHOLE=inputs % tile.inputs == 0, BITS=_bits_of(weight),
+        HAS_ZEROS=weight.zeros is not None, ACTIVATION=gate, OVERLAPS=overlaps, num_warps=tile.num_warps,
+        num_stages=min(tile.stages, max(shared_memory_bytes(x.device) // tile_bytes, 1)), **launch,
+    )  # fmt: skip
+    return out
+
+
+def _bits_of(weight: ExpertMatrix) -> int:
+    if weight.scales is None:
+        return 16
+    return 4 if weight.values.dtype == torch.uint8 else 8
+
+
+def _tile_of(rows: int, weight: ExpertMatrix, x: torch.Tensor) -> _Tile:
+    """Returns the tile of a program. Of codes it has the inputs of a scale."""
+    if x.is_cuda and x.dtype == torch.float32:
+        return _FLOAT32
+    tile = _FEW if rows <= _MOST_OF_FEW else _MANY
+    return (
+        tile
+        if weight.scales is None
+        else tile._replace(inputs=GROUP, stages=min(tile.stages, 3 if rows > _MOST_OF_FEW else 5))
+    )

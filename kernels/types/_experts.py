@@ -57,3 +57,16 @@ class ExpertWeights(NamedTuple):
 
     gate_up: ExpertMatrix  # [experts, 2 * inner, hidden]: of an expert all gates, then all of up
     down: ExpertMatrix  # [experts, hidden, inner]
+
+
+class PairBlocks(NamedTuple):
+    """The pairs of a token and a slot, sorted by their experts and cut into blocks of one expert each.
+
+    Pair token * slots + slot; pairs without an expert stand in no block.
+    """
+
+    order: torch.Tensor  # [pairs] int32: the pairs of the first block, then those of the next
+    experts: torch.Tensor  # [blocks] int32; -1: the block is empty, as are all after it
+    starts: torch.Tensor  # [blocks] int32: where the block begins in `order`
+    ends: torch.Tensor  # [blocks] int32: where it ends
+    rows: int  # the most pairs of a block, a power of two

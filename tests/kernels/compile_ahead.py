@@ -175,12 +175,77 @@ def quantized_linear(
     )
 
 
+def expert_linear(rows: int, bits: int, activation: str | None = None, **added: Any) -> Case:
+    """As `expert_linear` launches it."""
+    kind = {16: "bf16", 8: "fp8e4nv", 4: "u8"}[bits]
+    is_few = rows <= 32
+    inputs = 128 if is_few or bits < 16 else 64
+    constants = {
+        "SLOTS": 9, "ROWS": rows, "OUTPUTS": 64 if is_few else 128, "INPUTS": inputs, "IS_SORTED": rows > 8,
+        "IS_WHOLE": True, "BITS": bits, "HAS_ZEROS": bits == 4, "ACTIVATION": activation, "OVERLAPS": True,
+    }  # fmt: skip
+    return Case(
+        "expert_linear",
+        "_expert_kernel",
+        pointers("x out", "*bf16")
+        | {"weight_ptr": f"*{kind}"}
+        | pointers("order expert start end", "*i32")
+        | pointers("scale zero", "*bf16" if bits == 4 else "*fp32"),
+        constants | added,
+        4 if is_few else 8,
+        5 if is_few else 4 if bits == 16 else 3,
+        divisible=("num_inputs", "x_stride"),
+    )
+
+
 LINEAR = linear("bf16")
 SPANS = pointers("id row first length") | {"generated_ptr": "*i1"}
 DELTA = ("key_dim", "value_dim", "query_size", "kept_size", "mixed_stride", "gate_stride")
 STREAMED = {"CUT": 128, "OVERLAPS": True, "DEPENDENTS_AT": 6, "FETCHES_AHEAD": True}
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
+    *(
+        expert_linear(rows, bits, activation)
+        for bits in (16, 8, 4)
+        for rows, activation in (
+            (8, "silu"),
+            (8, None),
+            (16, None),
+            (32, "gelu_tanh"),
+            (64, "silu"),
+            (128, "silu"),
+        )
+    ),
+    expert_linear(16, 16, "silu", IS_WHOLE=False),
+    Case(
+        "choose_experts",
+        "_choose_kernel",
+        pointers("logit", "*bf16") | pointers("slot") | {"id_ptr": "*i32", "weight_ptr": "*fp32"},
+        {
+            "TOP_K": 8,
+            "NORMALISES": True,
+            "HAS_SHARED": True,
+            "HAS_SLOTS": True,
+            "BLOCK": 256,
+            "SLOTS": 16,
+            "OVERLAPS": True,
+        },
+        1,
+    ),
+    Case(
+        "_pair_blocks",
+        "_arrange_kernel",
+        pointers("id order expert start end cursor", "*i32"),
+        {"ROWS": 16, "EXPERTS": 512, "CHUNK": 4096, "OVERLAPS": True},
+        16,
+    ),
+    Case(
+        "sum_experts",
+        "_sum_kernel",
+        pointers("result out", "*bf16") | {"weight_ptr": "*fp32"},
+        {"SLOTS": 9, "BLOCK": 1024, "OVERLAPS": True},
+        divisible=("hidden",),
+    ),
     quantized_linear(8, 8, 256, 5, "bf16"),
     quantized_linear(8, 4, 512, 4, "bf16"),
     quantized_linear(8, 8, 256, 5, "fp32", GROUPS=0),

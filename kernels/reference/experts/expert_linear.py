@@ -8,7 +8,7 @@ from headway.kernels.reference._activations import gated_product
 from headway.kernels.reference.experts._expanded_expert import expanded_expert
 from headway.kernels.reference.linear._padded_linear import padded_linear
 from headway.kernels.types._epilogue import GateActivation
-from headway.kernels.types._experts import ExpertMatrix
+from headway.kernels.types._experts import ExpertMatrix, PairBlocks
 
 
 def expert_linear(
@@ -17,8 +17,10 @@ def expert_linear(
     ids: torch.Tensor,  # [tokens, slots] int32
     *,
     gate: GateActivation | None = None,
+    blocks: PairBlocks | None = None,  # of these ids, where they are known
 ) -> torch.Tensor:
-    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; zeros for pairs without an expert."""
+    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; anything for pairs without an
+    expert."""
     outputs = weight.shape[1] if gate is None else weight.shape[1] // 2
     out = x.new_zeros(ids.numel(), outputs)
     chosen, slots = ids.flatten(), ids.numel() // max(len(x), 1)

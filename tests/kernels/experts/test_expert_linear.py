@@ -11,7 +11,6 @@ from headway.kernels import ExpertMatrix, GateActivation, expert_linear
 from headway.kernels.reference.experts._expanded_expert import expanded_expert
 
 FORMATS = ("dense", "float8", "int4", "int4 with zeros")
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def matrix_of(
@@ -62,10 +61,10 @@ def test_each_pair_is_a_product_with_its_expert(
     tokens: int, kind: str, gate: GateActivation | None, device: torch.device, is_interpreted: bool
 ) -> None:
     experts, outputs, inputs, slots = 6, 96, 256, 3
-    # The interpreter has no bfloat16 products.
-    dtype = torch.float32 if is_interpreted and kind == "dense" else torch.bfloat16
+    dtype = torch.float32 if is_interpreted else torch.bfloat16  # whose products it has not
     weight = matrix_of(kind, experts, outputs, inputs, dtype, device)
     ids = chosen(tokens, slots, experts, device)
+    tolerance = 1e-5 if dtype == torch.float32 and kind == "dense" else 3e-2
     x = torch.randn(tokens, inputs, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     found = expert_linear(x, weight, ids, gate=gate)
     assert found.shape == (tokens * slots, outputs if gate is None else outputs // 2)
@@ -77,16 +76,14 @@ def test_each_pair_is_a_product_with_its_expert(
         if gate is not None:
             first, second = product.chunk(2)
             expected = ACTIVATIONS[gate](first) * second
-        torch.testing.assert_close(
-            found[pair].double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
-        )
+        torch.testing.assert_close(found[pair].double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_pair_does_not_depend_on_the_others(kind: str, device: torch.device, is_interpreted: bool) -> None:
     """Few pairs, one by one, and many, sorted into blocks of one expert."""
     experts, outputs, inputs, slots = 5, 128, 384, 2
-    dtype = torch.float32 if is_interpreted and kind == "dense" else torch.bfloat16
+    dtype = torch.float32 if is_interpreted else torch.bfloat16
     weight = matrix_of(kind, experts, outputs, inputs, dtype, device)
     most, fewer = (20, (1, 9)) if is_interpreted else (300, (1, 2, 8, 9, 16, 40, 100, 299))
     ids = chosen(most, slots, experts, device)
@@ -95,4 +92,7 @@ def test_a_pair_does_not_depend_on_the_others(kind: str, device: torch.device, i
     for tokens in fewer:
         found = expert_linear(x[:tokens].contiguous(), weight, ids[:tokens].contiguous())
         is_pair = ids[:tokens].flatten() >= 0
-        assert torch.equal(found[is_pair], together[: tokens * slots][is_pair]), tokens
+        expected = together[: tokens * slots][is_pair]
+        # The interpreter multiplies by NumPy.
+        tolerance = 1e-4 if is_interpreted else 0.0
+        torch.testing.assert_close(found[is_pair], expected, rtol=tolerance, atol=tolerance)
