@@ -57,6 +57,7 @@ from headway.kernels.recurrent.causal_convolution import convolve_chunks, convol
 from headway.kernels.recurrent.delta_chunks import delta_chunks
 from headway.kernels.recurrent.delta_windows import delta_windows
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
+from headway.kernels.reference.experts._expanded_expert import expanded_expert, pack_expert
 from headway.kernels.runtime._device import has_float8_products, memory_bandwidth
 from headway.kernels.runtime._precompile import compile_in_workers, log_compilations
 from headway.kernels.sampling.mask_logits import mask_logits
@@ -146,6 +147,7 @@ __all__ = [
     "delta_chunks",
     "delta_windows",
     "embed_rms_norm",
+    "expanded_expert",
     "expanded_weight",
     "expert_feed_forward",
     "expert_linear",
@@ -169,6 +171,7 @@ __all__ = [
     "most_gated_rows",
     "most_screened_rows",
     "open_drafts",
+    "pack_expert",
     "pack_nibbles",
     "pack_weight",
     "padded_form",

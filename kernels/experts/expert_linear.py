@@ -3,12 +3,13 @@
 A program multiplies some outputs of one expert by the pairs of a block. Weights are the first operand, and
 products are added from the first input to the last in one accumulator of float32, as in
 `batch_invariant_linear`: so a pair's result is the same to the last bit in any block. Codes are expanded
-before they are multiplied.
+in registers. Units of 16 bits keep the compiler from giving a tensor core other inputs
+at once than it gets of weights that are no codes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,17 +38,41 @@ _MOST_OF_FEW = 32  # rows
 
 
 @jit
-def _expanded(codes: tl.tensor, scale: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Returns codes [outputs, inputs] float32 times the scale of each output, rounded to the dtype."""
-    return (codes * scale.to(tl.float32)[:, None]).to(dtype)
+def _float8_of(units: tl.tensor, factors: tl.tensor) -> Any:
+    """units: [outputs, 64] int16. Returns what their low and their high codes stand for, bfloat16."""
+    scale = factors.to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 l, h, s, z; shl.b32 l, $2, 4; and.b32 l, l, 0x07f007f0; shl.b32 s, $2, 8;"
+        "lop3.b32 l, s, 0x80008000, l, 0xea; shr.u32 h, $2, 4; and.b32 h, h, 0x07f007f0;"
+        "lop3.b32 h, $2, 0x80008000, h, 0xea; mov.b32 z, 0x80008000;"
+        "fma.rn.bf16x2 $0, l, $3, z; fma.rn.bf16x2 $1, h, $3, z; }",
+        "=r,=r,r,r", [units, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@jit
+def _int4_of(units: tl.tensor, factors: tl.tensor) -> Any:
+    """units: [outputs, 32] int16. Returns what their four codes stand for, bfloat16, the lowest first."""
+    scale = factors.to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
+    shift = (factors >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 a, b, c, d, o, z; shr.u32 b, $4, 4; shr.u32 c, $4, 8; shr.u32 d, $4, 12;"
+        "mov.b32 o, 0x3f803f80; mov.b32 z, 0x80008000;"
+        "lop3.b32 a, $4, 0x000f000f, 0x43004300, 0xea; lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;"
+        "lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea; lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;"
+        "fma.rn.bf16x2 a, a, o, $5; fma.rn.bf16x2 b, b, o, $5; fma.rn.bf16x2 c, c, o, $5; fma.rn.bf16x2 d, d, o, $5;"
+        "fma.rn.bf16x2 $0, a, $6, z; fma.rn.bf16x2 $1, b, $6, z; fma.rn.bf16x2 $2, c, $6, z;"
+        "fma.rn.bf16x2 $3, d, $6, z; }",
+        "=r,=r,=r,=r,r,r,r", [units, shift, scale],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+    )  # fmt: skip
 
 
 @jit_once_for("num_outputs")
 def _expert_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
+    factor_ptr: tl.tensor,
     out_ptr: tl.tensor,
     order_ptr: tl.tensor,
     expert_ptr: tl.tensor,
@@ -63,12 +88,13 @@ def _expert_kernel(
     IS_SORTED: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     BITS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
+    UNITS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
     """Each program computes OUTPUTS rows of an expert's weight for the pairs of a block. SLOTS: pairs that
-    share a row of x. IS_WHOLE: INPUTS divides the inputs. BITS: of a code; 16: weights are no codes."""
+    share a row of x. IS_WHOLE: INPUTS divides the inputs. BITS, UNITS: of a
+    value; of 128 inputs, where values are codes."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     block = tl.program_id(1)
@@ -95,28 +121,10 @@ def _expert_kernel(
         num_weights = num_outputs * 2
     inputs_ptr = x_ptr + (pair // SLOTS).to(tl.int64)[:, None] * x_stride
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    if BITS == 4:
-        half = tl.arange(0, INPUTS // 2)
-        code_row = (expert * num_weights + weight_row) * (num_inputs // 2)
-        codes_ptr = weight_ptr + code_row[:, None] + half[None, :]
-        scales_ptr = scale_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
-        zeros_ptr = zero_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
-        inputs_ptr += half[None, :]
-        for group in range(num_inputs // INPUTS):
-            codes = tl.load(codes_ptr + group * (INPUTS // 2))
-            scale = tl.load(scales_ptr + group * num_weights)
-            zero = tl.load(zeros_ptr + group * num_weights).to(tl.float32)[:, None] if HAS_ZEROS else 8.0
-            first = tl.load(inputs_ptr + group * INPUTS)
-            second = tl.load(inputs_ptr + group * INPUTS + INPUTS // 2)
-            low = _expanded((codes & 15).to(tl.float32) - zero, scale, x_ptr.dtype.element_ty)
-            high = _expanded((codes >> 4).to(tl.float32) - zero, scale, x_ptr.dtype.element_ty)
-            sums = tl.dot(low, tl.trans(first), sums, input_precision="ieee")
-            sums = tl.dot(high, tl.trans(second), sums, input_precision="ieee")
-    else:
-        weights_ptr = (
-            weight_ptr + ((expert * num_weights + weight_row) * num_inputs)[:, None] + column[None, :]
-        )
-        scales_ptr = scale_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
+    code_row = (expert * num_weights + weight_row) * (num_inputs * BITS // 16)
+    factors_ptr = factor_ptr + expert * (num_inputs // INPUTS) * num_weights + weight_row
+    if BITS == 16:
+        weights_ptr = weight_ptr + code_row[:, None] + column[None, :]
         inputs_ptr += column[None, :]
         for first in range(0, num_inputs, INPUTS):
             if IS_WHOLE:
@@ -126,10 +134,28 @@ def _expert_kernel(
                 exists = (first + column < num_inputs)[None, :]
                 weights = tl.load(weights_ptr + first, mask=exists, other=0)
                 inputs = tl.load(inputs_ptr + first, mask=exists, other=0)
-            if BITS == 8:
-                scale = tl.load(scales_ptr + first // INPUTS * num_weights)
-                weights = _expanded(weights.to(tl.float32), scale, x_ptr.dtype.element_ty)
             sums = tl.dot(weights, tl.trans(inputs), sums, input_precision="ieee")
+    else:
+        unit = tl.arange(0, UNITS)
+        units_ptr = weight_ptr + code_row[:, None] + unit[None, :]
+        inputs_ptr += unit[None, :]
+        for group in range(num_inputs // INPUTS):
+            units = tl.load(units_ptr + group * UNITS)
+            factors = tl.load(factors_ptr + group * num_weights)
+            first = tl.load(inputs_ptr + group * INPUTS)
+            second = tl.load(inputs_ptr + (group * INPUTS + UNITS))
+            if BITS == 8:
+                weights, more = _float8_of(units, factors)
+                sums = tl.dot(weights, tl.trans(first), sums)
+                sums = tl.dot(more, tl.trans(second), sums)
+            else:
+                third = tl.load(inputs_ptr + (group * INPUTS + 2 * UNITS))
+                fourth = tl.load(inputs_ptr + (group * INPUTS + 3 * UNITS))
+                weights, more, others, last = _int4_of(units, factors)
+                sums = tl.dot(weights, tl.trans(first), sums)
+                sums = tl.dot(more, tl.trans(second), sums)
+                sums = tl.dot(others, tl.trans(third), sums)
+                sums = tl.dot(last, tl.trans(fourth), sums)
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     is_cell = (row < count)[None, :] & (output < num_outputs)[:, None]
@@ -159,8 +185,7 @@ def expert_linear(
     out = x.new_empty(ids.numel(), outputs)
     if ids.numel() == 0:
         return out
-    scales, zeros = (x if part is None else part for part in weight[1:])
-    check_dense(ids, weight.values, scales if weight.scales is not None else ids)
+    check_dense(ids, weight.values, *(() if weight.factors is None else (weight.factors,)))
     assert x.stride(1) == 1, x.stride()
     blocks = arrange_pairs(ids, experts) if blocks is None else blocks
     block_rows, num_blocks = (
@@ -172,19 +197,13 @@ def expert_linear(
     overlaps, launch = overlap(x.device)
     programs = blocks_of(rows, tile.outputs)
     _expert_kernel[(programs, num_blocks)](
-        x, weight.values, scales, zeros, out, order, of_block, starts, ends, outputs, inputs, x.stride(0),
+        x, weight.values, ids if weight.factors is None else weight.factors, out, order, of_block, starts, ends, outputs, inputs, x.stride(0),
         SLOTS=ids.numel() // len(x), ROWS=block_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
-        IS_SORTED=blocks is not None, IS_WHOLE=inputs % tile.inputs == 0, BITS=_bits_of(weight),
-        HAS_ZEROS=weight.zeros is not None, ACTIVATION=gate, OVERLAPS=overlaps, num_warps=tile.num_warps,
+        IS_SORTED=blocks is not None, IS_WHOLE=inputs % tile.inputs == 0, BITS=weight.bits,
+        UNITS=GROUP * weight.bits // 16, ACTIVATION=gate, OVERLAPS=overlaps, num_warps=tile.num_warps,
         num_stages=min(tile.stages, max(shared_memory_bytes(x.device) // tile_bytes, 1)), **launch,
     )  # fmt: skip
     return out
-
-
-def _bits_of(weight: ExpertMatrix) -> int:
-    if weight.scales is None:
-        return 16
-    return 4 if weight.values.dtype == torch.uint8 else 8
 
 
 def _tile_of(rows: int, weight: ExpertMatrix, x: torch.Tensor) -> _Tile:
@@ -192,8 +211,4 @@ def _tile_of(rows: int, weight: ExpertMatrix, x: torch.Tensor) -> _Tile:
     if x.is_cuda and x.dtype == torch.float32:
         return _FLOAT32
     tile = _FEW if rows <= _MOST_OF_FEW else _MANY
-    return (
-        tile
-        if weight.scales is None
-        else tile._replace(inputs=GROUP, stages=min(tile.stages, 3 if rows > _MOST_OF_FEW else 5))
-    )
+    return tile if weight.bits == 16 else tile._replace(inputs=GROUP)

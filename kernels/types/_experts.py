@@ -34,22 +34,22 @@ class ExpertChoice(NamedTuple):
 
 
 class ExpertMatrix(NamedTuple):
-    """The weights of one product, of all experts: as they are, or codes.
+    """The weights of one product, of all experts: as they are, or codes of `pack_expert`, which stand for
+    bfloat16 values.
 
-    A code stands for itself, less its zero point, times its scale, in float32 and rounded to bfloat16 once.
-    Codes are float8_e4m3fn, or integers from 0 to 15, two a byte: those of input i and i + 64 of each 128 in
-    the low and the high bits. zeros: of integers; None: 8.
+    factors: of an output and 128 inputs, in the low half the bits of the scale, of float8 times 2 ** 120, and
+    in the high half, of integers, those of -(128 + zero point).
     """
 
-    values: torch.Tensor  # [experts, outputs, inputs] float, or [experts, outputs, inputs / 2] uint8
-    scales: torch.Tensor | None = None  # [experts, inputs / 128, outputs] bfloat16 or float32
-    zeros: torch.Tensor | None = None  # as scales
+    values: torch.Tensor  # [experts, outputs, inputs] float, or [experts, outputs, inputs * bits / 16] int16
+    factors: torch.Tensor | None = None  # [experts, inputs / 128, outputs] int32
+    bits: int = 16  # of a value; 8: float8_e4m3fn, 4: integers from 0 to 15
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Returns (experts, outputs, inputs)."""
         experts, outputs, stored = self.values.shape
-        return experts, outputs, stored * (2 if self.values.dtype == torch.uint8 else 1)
+        return experts, outputs, stored * 16 // self.bits
 
 
 class ExpertWeights(NamedTuple):

@@ -177,20 +177,18 @@ def quantized_linear(
 
 def expert_linear(rows: int, bits: int, activation: str | None = None, **added: Any) -> Case:
     """As `expert_linear` launches it."""
-    kind = {16: "bf16", 8: "fp8e4nv", 4: "u8"}[bits]
     is_few = rows <= 32
     inputs = 128 if is_few or bits < 16 else 64
     constants = {
         "SLOTS": 9, "ROWS": rows, "OUTPUTS": 64 if is_few else 128, "INPUTS": inputs, "IS_SORTED": rows > 8,
-        "IS_WHOLE": True, "BITS": bits, "HAS_ZEROS": bits == 4, "ACTIVATION": activation, "OVERLAPS": True,
+        "IS_WHOLE": True, "BITS": bits, "UNITS": 8 * bits, "ACTIVATION": activation, "OVERLAPS": True,
     }  # fmt: skip
     return Case(
         "expert_linear",
         "_expert_kernel",
         pointers("x out", "*bf16")
-        | {"weight_ptr": f"*{kind}"}
-        | pointers("order expert start end", "*i32")
-        | pointers("scale zero", "*bf16" if bits == 4 else "*fp32"),
+        | {"weight_ptr": "*bf16" if bits == 16 else "*i16"}
+        | pointers("factor order expert start end", "*i32"),
         constants | added,
         4 if is_few else 8,
         5 if is_few else 4 if bits == 16 else 3,

@@ -7,8 +7,7 @@ import pytest
 import torch
 from headway_testing.products import ACTIVATIONS
 
-from headway.kernels import ExpertMatrix, GateActivation, expert_linear
-from headway.kernels.reference.experts._expanded_expert import expanded_expert
+from headway.kernels import ExpertMatrix, GateActivation, expanded_expert, expert_linear, pack_expert
 
 FORMATS = ("dense", "float8", "int4", "int4 with zeros")
 
@@ -27,14 +26,19 @@ def matrix_of(
     shape = experts, outputs, inputs
     if kind == "dense":
         return ExpertMatrix((torch.randn(shape, generator=generator) * inputs**-0.5).to(device, dtype))
-    scales = torch.rand(experts, inputs // 128, outputs, generator=generator) * 0.01 + 1e-4
-    if kind == "float8":
-        values = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
-        return ExpertMatrix(values.to(device), scales.to(device))
-    codes = torch.randint(0, 256, (experts, outputs, inputs // 2), dtype=torch.uint8, generator=generator)
-    zeros = torch.randint(0, 16, scales.shape, generator=generator).to(torch.bfloat16).to(device)
-    scales = scales.to(device, torch.bfloat16)
-    return ExpertMatrix(codes.to(device), scales, zeros if kind == "int4 with zeros" else None)
+    bits = 8 if kind == "float8" else 4
+    codes = torch.randint(0, 1 << bits, shape, dtype=torch.uint8, generator=generator)
+    if bits == 8:
+        codes[(codes & 127) == 127] -= 1
+    scales = (torch.rand(experts, outputs, inputs // 128, generator=generator) * 0.01 + 1e-4).bfloat16()
+    zeros = torch.randint(0, 16, scales.shape, generator=generator) if kind == "int4 with zeros" else None
+    parts = []
+    for expert in range(experts):
+        part = pack_expert(codes[expert], scales[expert], None if zeros is None else zeros[expert], bits=bits)
+        assert part is not None, "kernels read such codes"
+        parts.append(part)
+    values, factors = (torch.stack(some).to(device) for some in zip(*parts, strict=True))
+    return ExpertMatrix(values, factors, bits)
 
 
 def chosen(tokens: int, slots: int, experts: int, device: torch.device, seed: int = 0) -> torch.Tensor:
@@ -45,13 +49,35 @@ def chosen(tokens: int, slots: int, experts: int, device: torch.device, seed: in
     return ids.to(device)
 
 
-def test_codes_of_inputs_64_apart_share_a_byte() -> None:
-    codes = torch.arange(128, dtype=torch.uint8) % 16
-    packed = codes[:64] | codes[64:].roll(1) << 4
-    scales = torch.full((1, 1, 1), 0.5)
-    expanded = expanded_expert(ExpertMatrix(packed.view(1, 1, 64), scales), 0)
-    expected = (torch.cat([codes[:64], codes[64:].roll(1)]).float() - 8) * 0.5
-    assert torch.equal(expanded[0].float(), expected)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_value_is_a_code_less_its_zero_point_times_its_scale(bits: int, groups: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (64, 384), dtype=torch.uint8, generator=generator)
+    codes[codes % 128 == 127] = 0
+    scales = (torch.rand(64, groups, generator=generator) + 1e-3).bfloat16()
+    zeros = torch.randint(0, 16, (64, groups), generator=generator) if bits == 4 else None
+    packed = pack_expert(codes, scales, zeros, bits=bits)
+    assert packed is not None
+    values, factors = packed
+    assert values.nbytes == codes.numel() * bits // 8
+    whole = codes.view(torch.float8_e4m3fn).float() if bits == 8 else codes.float()
+    if zeros is not None:
+        whole = whole - zeros.repeat_interleave(384 // groups, 1)
+    expected = (whole * scales.float().repeat_interleave(384 // groups, 1)).bfloat16()
+    assert torch.equal(expanded_expert(ExpertMatrix(values[None], factors[None], bits), 0), expected)
+
+
+def test_what_no_kernel_reads_is_not_packed() -> None:
+    codes = torch.randint(0, 120, (64, 256), dtype=torch.uint8)
+    ones = torch.ones(64, 2)
+    assert pack_expert(codes, ones, bits=8) is not None
+    assert pack_expert(codes, ones * 1.001, bits=8) is None, "a scale that bfloat16 does not have"
+    assert pack_expert(codes, ones * 256, bits=8) is None, "a scale beyond 128"
+    assert pack_expert(codes, torch.ones(64, 4), bits=8) is None, "groups of 64"
+    assert pack_expert(codes[:, :200], ones, bits=8) is None, "200 inputs"
+    codes[3, 5] = 127
+    assert pack_expert(codes, ones, bits=8) is None, "NaN"
 
 
 @pytest.mark.parametrize("gate", [None, *ACTIVATIONS])
@@ -60,6 +86,8 @@ def test_codes_of_inputs_64_apart_share_a_byte() -> None:
 def test_each_pair_is_a_product_with_its_expert(
     tokens: int, kind: str, gate: GateActivation | None, device: torch.device, is_interpreted: bool
 ) -> None:
+    if is_interpreted and kind != "dense":
+        pytest.skip("the interpreter has no inline assembly")
     experts, outputs, inputs, slots = 6, 96, 256, 3
     dtype = torch.float32 if is_interpreted else torch.bfloat16  # whose products it has not
     weight = matrix_of(kind, experts, outputs, inputs, dtype, device)
@@ -82,6 +110,8 @@ def test_each_pair_is_a_product_with_its_expert(
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_pair_does_not_depend_on_the_others(kind: str, device: torch.device, is_interpreted: bool) -> None:
     """Few pairs, one by one, and many, sorted into blocks of one expert."""
+    if is_interpreted and kind != "dense":
+        pytest.skip("the interpreter has no inline assembly")
     experts, outputs, inputs, slots = 5, 128, 384, 2
     dtype = torch.float32 if is_interpreted else torch.bfloat16
     weight = matrix_of(kind, experts, outputs, inputs, dtype, device)
