@@ -36,13 +36,16 @@ class RMSNorm:
 
     def of_sum(
         self,
-        delta: torch.Tensor,  # [tokens, hidden]
+        delta: torch.Tensor,  # [tokens, hidden], or [tokens * slots, hidden] with shares
         residual: torch.Tensor,  # [tokens, hidden], in place: += delta
         step: torch.Tensor | None = None,  # [1] float32
+        shares: torch.Tensor | None = None,  # [tokens, slots] float32
     ) -> torch.Tensor:  # [tokens, hidden]
-        """Returns the norm of the new residual."""
+        """Returns the norm of the new residual. shares: see `add_rms_norm`."""
         epsilon, unit_offset = self.spec.epsilon, self.spec.unit_offset
-        return add_rms_norm(delta, residual, self.weight, epsilon, unit_offset=unit_offset, step=step)
+        return add_rms_norm(
+            delta, residual, self.weight, epsilon, unit_offset=unit_offset, step=step, shares=shares
+        )
 
     def embedded(
         self,

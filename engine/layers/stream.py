@@ -15,17 +15,18 @@ import torch
 from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
-from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear
+from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear, sum_experts
 
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
     """What is to be added. writer: of whose product with x it is; None: x is complete. norm: of the product,
-    if any."""
+    if any. shares: x has several rows a token, whose weighted sum is added; None: one."""
 
-    x: torch.Tensor  # [tokens, this rank's share of the writer's inputs], or [tokens, hidden]
+    x: torch.Tensor  # [tokens, this rank's share of the writer's inputs], or [tokens (* slots), hidden]
     writer: Linear | None = None
     norm: RMSNorm | None = None
+    shares: torch.Tensor | None = None  # [tokens, slots] float32
 
     @property
     def plain_writer(self) -> Linear | None:
@@ -83,6 +84,14 @@ class ResidualStream:
         """Adds a complete result, times the scale."""
         self._wait_with(_Addition(x))
 
+    def add_shares(
+        self,
+        x: torch.Tensor,  # [tokens * slots, hidden]
+        shares: torch.Tensor,  # [tokens, slots] float32
+    ) -> None:
+        """Adds the weighted sum of each token's rows, slot by slot and rounded once, times the scale."""
+        self._wait_with(_Addition(x, shares=shares))
+
     def tap(self) -> torch.Tensor:
         """Returns a copy of the stream, [tokens, hidden], with all that was added so far."""
         return self.sum().clone()
@@ -109,6 +118,9 @@ class ResidualStream:
             next_norm = NextNorm(norm.weight, norm.spec.epsilon, norm.spec.unit_offset)
             epilogue = Epilogue(writer.bias, residual=self._residual, next_norm=next_norm)
             return linear(Activation(x), writer.stored, epilogue)
+        if self._addition.shares is not None and self._scale == 1:
+            addition, self._addition = self._addition, None
+            return Activation(norm.of_sum(addition.x, self._residual, step, addition.shares))
         delta = self._added()
         return Activation(
             norm(self._residual, step) if delta is None else norm.of_sum(delta, self._residual, step)
@@ -131,7 +143,8 @@ class ResidualStream:
         assert self._residual is not None
         addition, self._addition = self._addition, None
         if addition.writer is None:
-            return addition.x if self._scale == 1 else addition.x * self._scale
+            x = addition.x if addition.shares is None else sum_experts(addition.x, addition.shares)
+            return x if self._scale == 1 else x * self._scale
         if addition.norm is None and self._scale == self._group.size == 1:
             return addition.writer.added_to(self._residual, addition.x)
         product = self._group.gather(addition.writer(self._group.gather(addition.x)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.elementwise._weighted_sum import weighted_sum
 from headway.kernels.reference.elementwise.rms_norm import add_rms_norm as add_rms_norm_twin
 from headway.kernels.reference.elementwise.rms_norm import embed_rms_norm as embed_rms_norm_twin
 from headway.kernels.reference.elementwise.rms_norm import rms_norm as rms_norm_twin
@@ -20,6 +21,7 @@ def _norm_kernel(
     residual_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     step_ptr: tl.tensor,
+    share_ptr: tl.tensor,
     out_ptr: tl.tensor,
     hidden: tl.tensor,
     x_stride: tl.tensor,
@@ -31,10 +33,12 @@ def _norm_kernel(
     HAS_IDS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     HAS_STEP: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token. With ids x is a table, whose rows become the residual, times SCALE."""
+    """One program a token. With ids x is a table, whose rows become the residual, times SCALE. SLOTS: rows of
+    x a token, whose weighted sum is added; 0: one."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
@@ -49,7 +53,10 @@ def _norm_kernel(
     source = token
     if HAS_IDS:
         source = tl.load(id_ptr + token)
-    x = tl.load(x_ptr + source * x_stride + column, mask=is_inside, other=0.0)
+    if SLOTS > 0:
+        x = weighted_sum(x_ptr, share_ptr, token, column, is_inside, x_stride, SLOTS)
+    else:
+        x = tl.load(x_ptr + source * x_stride + column, mask=is_inside, other=0.0)
     if SCALE != 1:
         x = (wide(x) * SCALE).to(x.dtype)
     value = wide(x)
@@ -83,6 +90,7 @@ def _launch(
     unit_offset: bool = False,
     ids: torch.Tensor | None = None,
     scale: float = 1.0,
+    shares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     (tokens, hidden), strides = residual.shape, (x.stride(1), residual.stride(1), weight.stride(0))
     dtype = residual.dtype if step is None else torch.float8_e4m3fn
@@ -94,10 +102,11 @@ def _launch(
     if tokens > 0:
         overlaps, launch = overlap(x.device)
         _norm_kernel[(tokens,)](
-            x, x if ids is None else ids, residual, weight, weight if step is None else step, result, hidden,
+            x, x if ids is None else ids, residual, weight, weight if step is None else step,
+            x if shares is None else shares, result, hidden,
             x.stride(0), residual.stride(0), result.stride(0),
             EPSILON=epsilon, SCALE=scale, HAS_RESIDUAL=has_residual, HAS_IDS=ids is not None, UNIT_OFFSET=unit_offset,
-            HAS_STEP=step is not None, BLOCK=block, OVERLAPS=overlaps, num_warps=warps_of(block), **launch,
+            HAS_STEP=step is not None, SLOTS=0 if shares is None else shares.shape[1], BLOCK=block, OVERLAPS=overlaps, num_warps=warps_of(block), **launch,
         )  # fmt: skip
     return result
 
@@ -118,18 +127,26 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: torch.Tensor,  # [tokens, hidden] float
+    x: torch.Tensor,  # [tokens, hidden] float, or [tokens * slots, hidden] with shares
     residual: torch.Tensor,  # [tokens, hidden] float, in place: += x
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
     unit_offset: bool = False,
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
+    shares: torch.Tensor | None = None,  # [tokens, slots] float32
 ) -> torch.Tensor:
-    """[tokens, hidden]: the norm of the new residual."""
-    if takes_triton(x):
-        return _launch(x, residual, weight, epsilon, None, step, has_residual=True, unit_offset=unit_offset)
-    return add_rms_norm_twin(x, residual, weight, epsilon, unit_offset=unit_offset, step=step)
+    """[tokens, hidden]: the norm of the new residual. With shares what is added is the weighted sum of a
+    token's slots, as `sum_experts` has it."""
+    if not takes_triton(x):
+        return add_rms_norm_twin(
+            x, residual, weight, epsilon, unit_offset=unit_offset, step=step, shares=shares
+        )
+    if shares is not None:
+        check_dense(shares)
+    return _launch(
+        x, residual, weight, epsilon, None, step, has_residual=True, unit_offset=unit_offset, shares=shares
+    )
 
 
 def embed_rms_norm(

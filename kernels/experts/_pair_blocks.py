@@ -11,7 +11,7 @@ from headway.kernels.types._experts import PairBlocks
 # Up to that many tokens each pair is a block of its own: experts that two of them chose are read from the L2
 # cache the second time, which takes less than a launch.
 MOST_UNSORTED = 8
-_LEAST_ROWS, _MOST_ROWS = 16, 128
+_LEAST_ROWS, _MOST_ROWS = 16, 64
 _CHUNK, _WARPS = 4096, 16
 
 

@@ -17,7 +17,7 @@ from headway.kernels.elementwise._gated_product import gated_product
 from headway.kernels.experts._pair_blocks import arrange_pairs
 from headway.kernels.linear._skinny_core import is_second, pair_of, split_pairs
 from headway.kernels.reference.experts.expert_linear import expert_linear as expert_linear_twin
-from headway.kernels.runtime._device import overlap, shared_memory_bytes
+from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, takes_triton, tl
 from headway.kernels.types._epilogue import GateActivation
 from headway.kernels.types._experts import GROUP, ExpertMatrix, PairBlocks
@@ -27,14 +27,21 @@ _ROWS_OF_ONE = 8
 
 
 class _Tile(NamedTuple):
+    """outputs: of a gated product, half of them gates."""
+
     outputs: int
     inputs: int
     num_warps: int
     stages: int
 
 
-_FEW, _MANY, _FLOAT32 = _Tile(64, 128, 4, 5), _Tile(128, 64, 8, 4), _Tile(64, 32, 4, 3)
-_MOST_OF_FEW = 32  # rows
+_FLOAT32 = _Tile(64, 32, 4, 3)
+# Smaller tiles where larger ones would leave multiprocessors with one program or none.
+_SMALL, _PROGRAMS_TO_FILL = _Tile(64, GROUP, 4, 5), 2
+_FEW, _FEW_ROWS = _Tile(128, GROUP, 4, 3), 32
+# Of many rows. Codes are expanded by groups.
+_GATED, _PLAIN = _Tile(128, 64, 8, 4), _Tile(128, 64, 4, 4)
+_GATED_CODES, _PLAIN_CODES = _Tile(128, GROUP, 8, 3), _Tile(128, GROUP, 4, 3)
 
 
 @jit
@@ -191,7 +198,7 @@ def expert_linear(
     block_rows, num_blocks = (
         (_ROWS_OF_ONE, ids.numel()) if blocks is None else (blocks.rows, len(blocks.experts))
     )
-    tile = _tile_of(block_rows, weight, x)
+    tile = _tile_of(block_rows, num_blocks, weight, x, is_gated=gate is not None)
     order, of_block, starts, ends = (ids,) * 4 if blocks is None else blocks[:4]
     tile_bytes = (tile.outputs + block_rows) * tile.inputs * x.element_size()
     overlaps, launch = overlap(x.device)
@@ -206,9 +213,14 @@ def expert_linear(
     return out
 
 
-def _tile_of(rows: int, weight: ExpertMatrix, x: torch.Tensor) -> _Tile:
-    """Returns the tile of a program. Of codes it has the inputs of a scale."""
+def _tile_of(
+    block_rows: int, num_blocks: int, weight: ExpertMatrix, x: torch.Tensor, *, is_gated: bool
+) -> _Tile:
+    """Returns the tile of a program, as measured on an H200."""
     if x.is_cuda and x.dtype == torch.float32:
         return _FLOAT32
-    tile = _FEW if rows <= _MOST_OF_FEW else _MANY
-    return tile if weight.bits == 16 else tile._replace(inputs=GROUP)
+    if block_rows > _FEW_ROWS:
+        plain, gated = (_PLAIN, _GATED) if weight.bits == 16 else (_PLAIN_CODES, _GATED_CODES)
+        return gated if is_gated else plain
+    programs = num_blocks * blocks_of(weight.shape[1], _FEW.outputs)
+    return _SMALL if programs < _PROGRAMS_TO_FILL * multiprocessors(x.device) else _FEW

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.elementwise._weighted_sum import weighted_sum
 from headway.kernels.reference.experts.sum_experts import sum_experts as sum_experts_twin
-from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
 
@@ -29,12 +29,8 @@ def _sum_kernel(
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    total = tl.zeros((BLOCK,), tl.float32)
-    for slot in tl.static_range(SLOTS):
-        result = tl.load(result_ptr + (token * SLOTS + slot) * hidden + column, mask=is_inside, other=0.0)
-        weighted = wide(result) * tl.load(weight_ptr + token * SLOTS + slot)
-        total = weighted if slot == 0 else total + weighted
-    tl.store(out_ptr + token * hidden + column, total.to(out_ptr.dtype.element_ty), mask=is_inside)
+    total = weighted_sum(result_ptr, weight_ptr, token, column, is_inside, hidden, SLOTS)
+    tl.store(out_ptr + token * hidden + column, total, mask=is_inside)
 
 
 def sum_experts(

@@ -175,12 +175,14 @@ def quantized_linear(
     )
 
 
-def expert_linear(rows: int, bits: int, activation: str | None = None, **added: Any) -> Case:
+def expert_linear(
+    rows: int, bits: int, activation: str | None = None, *, small: bool = False, **added: Any
+) -> Case:
     """As `expert_linear` launches it."""
     is_few = rows <= 32
     inputs = 128 if is_few or bits < 16 else 64
     constants = {
-        "SLOTS": 9, "ROWS": rows, "OUTPUTS": 64 if is_few else 128, "INPUTS": inputs, "IS_SORTED": rows > 8,
+        "SLOTS": 9, "ROWS": rows, "OUTPUTS": 64 if small else 128, "INPUTS": inputs, "IS_SORTED": rows > 8,
         "IS_WHOLE": True, "BITS": bits, "UNITS": 8 * bits, "ACTIVATION": activation, "OVERLAPS": True,
     }  # fmt: skip
     return Case(
@@ -190,9 +192,10 @@ def expert_linear(rows: int, bits: int, activation: str | None = None, **added: 
         | {"weight_ptr": "*bf16" if bits == 16 else "*i16"}
         | pointers("factor order expert start end", "*i32"),
         constants | added,
-        4 if is_few else 8,
-        5 if is_few else 4 if bits == 16 else 3,
+        8 if not is_few and activation else 4,
+        5 if small else 3 if is_few or bits < 16 else 4,
         divisible=("num_inputs", "x_stride"),
+        tolerated_bytes=96 if bits == 4 else 0,
     )
 
 
@@ -203,15 +206,17 @@ STREAMED = {"CUT": 128, "OVERLAPS": True, "DEPENDENTS_AT": 6, "FETCHES_AHEAD": T
 BOOKKEEPING = {"BLOCK_SIZE": 16, "ROWS": 128}
 CASES = [
     *(
-        expert_linear(rows, bits, activation)
+        case
         for bits in (16, 8, 4)
-        for rows, activation in (
-            (8, "silu"),
-            (8, None),
-            (16, None),
-            (32, "gelu_tanh"),
-            (64, "silu"),
-            (128, "silu"),
+        for case in (
+            *(
+                expert_linear(8, bits, activation, small=small)
+                for small in (True, False)
+                for activation in ("silu", None)
+            ),
+            expert_linear(16, bits, "silu"),
+            expert_linear(32, bits, "gelu_tanh"),
+            *(expert_linear(64, bits, activation) for activation in ("silu", None)),
         )
     ),
     expert_linear(16, 16, "silu", IS_WHOLE=False),
@@ -236,6 +241,22 @@ CASES = [
         pointers("id order expert start end cursor", "*i32"),
         {"ROWS": 16, "EXPERTS": 512, "CHUNK": 4096, "OVERLAPS": True},
         16,
+    ),
+    Case(
+        "rms_norm",
+        "_norm_kernel",
+        pointers("x residual weight out", "*bf16") | pointers("id") | pointers("step share", "*fp32"),
+        {
+            "EPSILON": 1e-6,
+            "SCALE": 1.0,
+            "HAS_RESIDUAL": True,
+            "HAS_IDS": False,
+            "UNIT_OFFSET": True,
+            "HAS_STEP": False,
+        }
+        | {"SLOTS": 11, "BLOCK": 4096, "OVERLAPS": True},
+        num_warps=warps_of(4096),
+        divisible=("hidden", "x_stride", "residual_stride", "out_stride"),
     ),
     Case(
         "sum_experts",
@@ -617,7 +638,7 @@ CASES = [
         pointers("x residual weight", "*bf16")
         | pointers("out", "*fp8e4nv")
         | pointers("id")
-        | pointers("step", "*fp32"),
+        | pointers("step share", "*fp32"),
         {
             "EPSILON": 1e-5,
             "SCALE": 1.0,
@@ -625,6 +646,7 @@ CASES = [
             "HAS_IDS": False,
             "UNIT_OFFSET": False,
             "HAS_STEP": True,
+            "SLOTS": 0,
         }
         | {"BLOCK": 4096, "OVERLAPS": True},
         num_warps=warps_of(4096),
@@ -834,7 +856,9 @@ CASES = [
                 Case(
                     "rms_norm",
                     "_norm_kernel",
-                    pointers("x residual weight out", kind) | pointers("id") | pointers("step", "*fp32"),
+                    pointers("x residual weight out", kind)
+                    | pointers("id")
+                    | pointers("step share", "*fp32"),
                     {
                         "EPSILON": 1e-5,
                         "SCALE": scale,
@@ -842,6 +866,7 @@ CASES = [
                         "HAS_IDS": not has_residual,
                         "UNIT_OFFSET": unit_offset,
                         "HAS_STEP": False,
+                        "SLOTS": 0,
                         "BLOCK": block,
                         "OVERLAPS": True,
                     },

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from headway.kernels.reference.experts.sum_experts import sum_experts
+
 
 def rms_norm(
     x: torch.Tensor,  # [tokens, hidden] float
@@ -36,15 +38,19 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: torch.Tensor,  # [tokens, hidden] float
+    x: torch.Tensor,  # [tokens, hidden] float, or [tokens * slots, hidden] with shares
     residual: torch.Tensor,  # [tokens, hidden] float, in place: += x
     weight: torch.Tensor,  # [hidden] float
     epsilon: float,
     *,
     unit_offset: bool = False,
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
+    shares: torch.Tensor | None = None,  # [tokens, slots] float32
 ) -> torch.Tensor:
-    """[tokens, hidden]: the norm of the new residual."""
+    """[tokens, hidden]: the norm of the new residual. With shares what is added is the weighted sum of a
+    token's slots, as `sum_experts` has it."""
+    if shares is not None:
+        x = sum_experts(x, shares)
     return rms_norm(residual.add_(x), weight, epsilon, unit_offset=unit_offset, step=step)
 
 

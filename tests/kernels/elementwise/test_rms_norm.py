@@ -8,7 +8,7 @@ import torch
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from headway.kernels import add_rms_norm, embed_rms_norm, rms_norm
+from headway.kernels import add_rms_norm, embed_rms_norm, rms_norm, sum_experts
 
 EPSILON = 1e-5
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -167,3 +167,18 @@ def test_a_step_wants_memory_of_8_bits(device: torch.device) -> None:
     x, _, weight = tensors(2, 64, torch.float32, device)
     with pytest.raises(AssertionError, match=r"float32 is given for .*float8"):
         rms_norm(x, weight, EPSILON, step=torch.ones(1, device=device), out=torch.empty_like(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("slots", [1, 9])
+def test_shares_are_summed_as_by_themselves(slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(slots)
+    results = torch.randn(5 * slots, 300, generator=generator).to(device, dtype)
+    shares = torch.rand(5, slots, generator=generator).to(device)
+    residual, weight = (
+        torch.randn(*size, generator=generator).to(device, dtype) for size in ((5, 300), (300,))
+    )
+    plain, shared = residual.clone(), residual.clone()
+    expected = add_rms_norm(sum_experts(results, shares), plain, weight, 1e-6)
+    assert torch.equal(add_rms_norm(results, shared, weight, 1e-6, shares=shares), expected)
+    assert torch.equal(shared, plain)
