@@ -9,6 +9,7 @@ import torch
 
 from headway.engine.layers.attention import Attention
 from headway.engine.layers.delta_net import DeltaNet
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mlp import GatedMlp
@@ -17,7 +18,14 @@ from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import Work
-from headway.engine.models.spec import AttentionSpec, DeltaNetSpec, DenseSpec, LayerSpec, ModelSpec
+from headway.engine.models.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+)
 from headway.engine.state.specs import LayerState, StateSpec
 from headway.kernels import Activation
 
@@ -118,7 +126,7 @@ def _delta_net(
 
 # By the type of its spec, what makes a layer.
 MIXERS: dict[type, Callable[..., Mixer]] = {AttentionSpec: _attention, DeltaNetSpec: _delta_net}
-FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {DenseSpec: GatedMlp}
+FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {DenseSpec: GatedMlp, ExpertsSpec: Experts}
 
 
 class DecoderLayer:

@@ -10,17 +10,33 @@ from headway.engine.layers.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts of a layer of which each token meets num_chosen. expert_bytes: of one expert's weights."""
+
+    num_experts: int
+    num_chosen: int
+    expert_bytes: int
+
+    def expected_bytes(self, num_tokens: float) -> float:
+        """Returns the bytes of the experts that this many tokens meet, each expert once, where all choices
+        are equally likely and independent: E (1 - (1 - k / E)^N) of E experts, k of them by token."""
+        unmet: float = (1.0 - self.num_chosen / self.num_experts) ** num_tokens
+        return self.num_experts * (1.0 - unmet) * self.expert_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """The products of one token with weights.
 
     active_weights: those that multiply a token, fewer than all where it meets only some experts.
     active_bytes: their bytes, which a pass reads at least. activations: numbers that a token holds at once
-    beside the residual stream.
+    beside the residual stream. routed: by layer, the experts among these weights that the token chose.
     """
 
     active_weights: int
     active_bytes: int
     activations: int = 0
+    routed: tuple[RoutedExperts, ...] = ()
 
     @classmethod
     def of(cls, linears: Iterable[Linear], activations: int = 0) -> Work:
@@ -37,4 +53,13 @@ class Work:
             sum(work.active_weights for work in works),
             sum(work.active_bytes for work in works),
             max((work.activations for work in works), default=0),
+            tuple(routed for work in works for routed in work.routed),
+        )
+
+    def further_expert_bytes(self, num_tokens: float) -> float:
+        """Returns the bytes that a pass over this many tokens is expected to read of experts, beyond those of
+        one token."""
+        return sum(
+            routed.expected_bytes(num_tokens) - routed.num_chosen * routed.expert_bytes
+            for routed in self.routed
         )

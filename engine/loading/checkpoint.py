@@ -42,6 +42,7 @@ from headway.engine.state.memory import available_bytes
 DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
 PLAIN_NORM = "delta.output_norm"  # multiplies by its weight where other norms multiply by 1 + weight
 ROWS_AT_ONCE = 4096
+BYTES_AT_ONCE = 256 << 20  # copied at a time, or one row: the experts of a layer are a gigabyte
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def load_model(
         whole = checked_outline(found)
         check_quantize(quantize, found.folder, found.spec)
         headers = {
-            path: found.stored[found.names.of(path)].get_slice(found.names.of(path))
+            path: found.tensors[found.names.of(path)].get_slice(found.names.of(path))
             for path in whole.tensors()
         }
         quantized = quantized_packs(headers, whole, quantize, device)
@@ -86,11 +87,11 @@ def load_model(
         check_memory(found.folder, own, available_bytes(device), device)
         place = Placement(device, found.dtype, group=group, defers_weights=True)
         models = ModelPair(found.spec, place, found.make_draft)
-        readers = {path: found.stored[found.names.of(path)] for path in models.tensors()}
+        readers = {path: found.tensors[found.names.of(path)] for path in models.tensors()}
         packs = {path: reader for path, reader in readers.items() if isinstance(reader, Pack)}
         packs |= quantized
         done = place_weights(models, packs, place, progress)
-        stored = {**found.stored, **{found.names.of(path): pack for path, pack in quantized.items()}}
+        stored = {**found.tensors, **{found.names.of(path): pack for path, pack in quantized.items()}}
         _copy(
             stored,
             by_name(models, found.names),
@@ -172,9 +173,11 @@ def _copy(
     for name, parameter in parameters.items():
         header, count = stored[name].get_slice(name), len(parameter)
         first = rank * count if header.get_shape()[0] > count else 0
-        parameter.copy_(header[first : first + count])
-        done += parameter.nbytes
-        progress(done / total)
+        for part in torch.split(parameter, max(BYTES_AT_ONCE // parameter[0].nbytes, 1)):
+            part.copy_(header[first : first + len(part)])
+            first += len(part)
+            done += part.nbytes
+            progress(done / total)
 
 
 class Drawn:

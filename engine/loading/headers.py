@@ -7,7 +7,7 @@ Everything that can be wrong is found here, before memory is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
+from headway.engine.loading.arranging import Arranged, Stored, arranged, missing_of, stored_twice
 from headway.engine.loading.files import DTYPES, Reader, listed, open_tensors
 from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.packs import expanded
@@ -42,8 +43,9 @@ class Checkpoint:
     """What the headers of a folder's files say, and the open file of each tensor.
 
     files: the tensors as they are stored. stored: the same with dense weights in place of quantised ones.
-    head_tensors: the names of stored tensors that belong to a draft head, whether they make a whole one or
-    not. make_draft: makes the head that is to be loaded; None: none is.
+    tensors: the same by the names of `names`, where these stand for other tensors. head_tensors: the names of
+    stored tensors that belong to a draft head, whether they make a whole one or not. make_draft: makes the
+    head that is to be loaded; None: none is.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class Checkpoint:
     dtype: torch.dtype
     files: Mapping[str, Reader]
     stored: Mapping[str, Reader]
+    tensors: Mapping[str, Reader]
     head_tensors: frozenset[str]
     make_draft: MakeDraft | None
 
@@ -83,6 +86,7 @@ def open_checkpoint(
         dtype=_dtype(dtype, device, stored),
         files=files,
         stored=stored,
+        tensors=arranged(stored, names),
         head_tensors=heads,
         make_draft=None if spec.draft_head is not None and not heads else make_draft,
     )
@@ -93,18 +97,18 @@ def checked_outline(found: Checkpoint) -> ModelPair:
     what is missing, unexpected, or of another shape or dtype."""
     outline = outline_of(found.spec, found.dtype, found.make_draft)
     shapes = by_name(outline, found.names)
-    ignored = (set(found.head_tensors) if found.make_draft is None else set()) | _vision_tensors(found)
+    ignored = _vision_tensors(found)
     if found.spec.tied:
         ignored.add(found.names.of(LM_HEAD))
     _check_names(found, shapes, ignored)
-    _check_tensors(found.folder, shapes, found.stored)
+    _check_tensors(found.folder, shapes, found.tensors)
     return outline
 
 
 def missing_head_tensors(found: Checkpoint, whole: ModelPair) -> list[str]:
     """Returns the names of tensors that the announced draft head has and the files lack. whole: with it."""
     own = () if whole.draft is None else whole.draft.tensors()
-    return [name for path in own if (name := found.names.of(path)) not in found.stored]
+    return _missing(found, [found.names.of(path) for path in own])
 
 
 def are_ties_undecided(found: Checkpoint) -> bool:
@@ -197,21 +201,35 @@ def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) 
     return DTYPES.get(max(set(found), key=found.count), torch.float32) if found else torch.float32
 
 
+def _missing(found: Checkpoint, wanted: Iterable[str]) -> list[str]:
+    """Returns the names of stored tensors that are missing for those that are wanted, each once."""
+    lacking = (name for name in wanted if name not in found.tensors)
+    missing = (name for each in lacking for name in missing_of(each, found.stored, found.names))
+    return list(dict.fromkeys(missing))
+
+
 def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored: set[str]) -> None:
     """Rotary frequencies, which old checkpoints store, are computed here."""
-    folder, stored, prefix = found.folder, found.stored, found.names.draft_head_prefix
-    missing = [name for name in shapes if name not in stored]
+    folder, stored, prefix = found.folder, found.tensors, found.names.draft_head_prefix
+    missing = _missing(found, shapes)
     if missing:
         is_of_head = prefix is not None and all(name.startswith(prefix) for name in missing)
         other_way = ", or serve without the draft head: --drafter none or ngram" if is_of_head else ""
         raise ModelError(
             f"{folder} lacks {len(missing)} tensors: {listed(missing)}; fetch the weights again{other_way}"
         )
+    if twice := stored_twice(shapes, found.stored, found.names):
+        raise ModelError(
+            f"{folder} has the experts of {len(twice)} tensors twice, packed and one by one: {listed(twice)}; fetch the "
+            "weights again into an empty folder"
+        )
+    is_head_ignored = prefix is not None and found.make_draft is None
     unexpected = [
         name
         for name in stored
         if name not in shapes
         and name not in ignored
+        and not (is_head_ignored and name.startswith(str(prefix)))
         and not name.endswith(".rotary_emb.inv_freq")
         and not _is_idle_bias(found, name)
     ]
@@ -230,13 +248,13 @@ def _is_idle_bias(found: Checkpoint, name: str) -> bool:
     return not bool(found.stored[name].get_tensor(name).any())
 
 
-def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Mapping[str, Reader]) -> None:
+def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], tensors: Mapping[str, Reader]) -> None:
     wrong_shapes, wrong_dtypes = [], []
-    for name, wanted in shapes.items():
-        header = stored[name].get_slice(name)
+    parts = (part for name, wanted in shapes.items() for part in _parts_of(name, tensors[name], wanted.shape))
+    for name, header, wanted in parts:
         shape, dtype = list(header.get_shape()), header.get_dtype()
-        if shape != list(wanted.shape):
-            wrong_shapes.append(f"{name} is {shape}, not {list(wanted.shape)}")
+        if shape != wanted:
+            wrong_shapes.append(f"{name} is {shape}, not {wanted}")
         if dtype not in DTYPES:
             wrong_dtypes.append(f"{name} is {dtype}")
     if wrong_shapes:
@@ -249,3 +267,10 @@ def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], stored: Map
             f"{folder} has {len(wrong_dtypes)} tensors of a dtype that is not supported: "
             f"{listed(wrong_dtypes)}; supported are {', '.join(DTYPES)}"
         )
+
+
+def _parts_of(name: str, reader: Reader, shape: torch.Size) -> list[Stored]:
+    """Returns the stored tensors of one that is wanted in this shape."""
+    if isinstance(reader, Arranged):
+        return reader.stored(shape)
+    return [Stored(name, reader.get_slice(name), list(shape))]

@@ -22,6 +22,7 @@ from headway.engine.loading.formats import (
 )
 from headway.engine.loading.layouts import READERS, Coded, Codes, Part
 from headway.engine.loading.packs import Pack
+from headway.engine.models.experts import num_experts_of
 from headway.engine.models.quantization import Layout, Quantization, read_quantization
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import Quantize
@@ -41,6 +42,11 @@ def check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
         raise ModelError(
             f"--quantize is {quantize.format}, but the weights of {folder} are quantized already "
             f"({spec.quantization.method}); leave it out, or take the unquantized checkpoint"
+        )
+    if num_experts_of(spec) > 0:
+        raise ModelError(
+            f"--quantize is {quantize.format}, but the weights of experts, which {folder} has, are not quantised here; leave "
+            "it out, or take a quantized checkpoint"
         )
     if quantize.with_lm_head and spec.tied:
         raise ModelError(

@@ -40,6 +40,12 @@ SIZE_LIMITS = {
     "sliding_window": 1 << 40,
     "sliding_window_pattern": 10_000,
     "max_position_embeddings": 1 << 40,
+    "num_experts": 1 << 16,
+    "num_local_experts": 1 << 16,
+    "num_experts_per_tok": 1 << 16,
+    "moe_intermediate_size": 1 << 24,
+    "shared_expert_intermediate_size": 1 << 24,
+    "decoder_sparse_step": 10_000,
 }
 WORDS = {
     int: "an integer",
@@ -74,6 +80,7 @@ class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     # By layer type, where positions differ by it: theta's key outside rope_parameters, and its default.
     thetas_by_type: ClassVar[Mapping[str, tuple[str, float]]] = {}
+    default_theta: ClassVar[float] = DEFAULT_ROPE_THETA
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -324,7 +331,7 @@ class _Reader:
             raise self.error(
                 f"{name} differs by layer ({', '.join(nested)}); supported is one for all layers"
             )
-        return dict.fromkeys(ATTENTION_TYPES, self._rope(name, found, "rope_theta", DEFAULT_ROPE_THETA))
+        return dict.fromkeys(ATTENTION_TYPES, self._rope(name, found, "rope_theta", keys.default_theta))
 
     def _ropes_by_type(self, keys: DecoderKeys) -> dict[str, Rope]:
         """rope_parameters has an object for each type; rope_scaling is of the layers with full attention and

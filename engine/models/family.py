@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -60,17 +60,48 @@ DECODER_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of the experts' tensors, which a checkpoint stores packed, one for all experts of a layer, or
+    by expert.
+
+    parts: by the end of a packed tensor's name, the ends of the names of the tensors whose rows it has of
+    each expert, one after the other. {} stands for the index of an expert.
+    """
+
+    num_experts: int
+    parts: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """Rows that a stored tensor has in groups, together with the rows of other tensors.
+
+    source: the end of the stored tensor's name. It has num_groups groups of group_size rows, and this tensor
+    is, for each of the spans (first row in the group, number of rows), these rows of every group.
+    """
+
+    source: str
+    num_groups: int
+    group_size: int
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightNames:
     """The checkpoint's name of each parameter. {} stands for the index of a layer, in a path and in its name.
 
     Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their
     own: the model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin
-    with, if there is one. vision_prefixes: likewise of what sees images, which is not read.
+    with, if there is one. vision_prefixes: likewise of what sees images, which is not read. experts: of which
+    names stand for those of several tensors, where a checkpoint stores experts one by one. regrouped: by the
+    end of a name, the stored rows that it stands for.
     """
 
     patterns: Mapping[str, str]
     draft_head_prefix: str | None = None
     vision_prefixes: tuple[str, ...] = ()
+    experts: ExpertNames | None = None
+    regrouped: Mapping[str, RowGroups] = field(default_factory=dict)
 
     def of(self, path: str) -> str:
         """`layers.3.attention.query.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
@@ -178,9 +209,14 @@ def attention_spec(
 
 def dense_spec(resolved: ResolvedConfig, *, has_bias: bool = False) -> DenseSpec:
     """Raises ModelError for an activation that is not computed."""
+    return DenseSpec(resolved.keys.intermediate_size, has_bias, activation_of(resolved))
+
+
+def activation_of(resolved: ResolvedConfig) -> Literal["silu", "gelu_tanh"]:
+    """Returns the activation of feed-forwards. Raises ModelError for one that is not computed."""
     keys = resolved.keys
     if keys.hidden_act not in ACTIVATIONS:
         key = next(f.encode_name for f in msgspec.structs.fields(keys) if f.name == "hidden_act")
         supported = ", ".join(map(repr, ACTIVATIONS))
         raise resolved.error(f"{key} is {keys.hidden_act!r}; supported are {supported}")
-    return DenseSpec(keys.intermediate_size, has_bias, ACTIVATIONS[keys.hidden_act])
+    return ACTIVATIONS[keys.hidden_act]

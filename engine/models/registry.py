@@ -5,7 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.engine.models.config_keys import ConfigClass, resolve_config
-from headway.engine.models.families import gemma2, gemma3, llama, mimo, mistral, qwen2, qwen3, qwen3_5
+from headway.engine.models.families import (
+    gemma2,
+    gemma3,
+    llama,
+    mimo,
+    mistral,
+    mixtral,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from headway.engine.models.family import Family
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.spec import ModelSpec
@@ -13,7 +26,8 @@ from headway.engine.protocol.errors import ModelError
 
 FAMILIES: tuple[Family, ...] = (
     qwen2.FAMILY, qwen3.FAMILY, llama.FAMILY, mimo.FAMILY, qwen3_5.FAMILY, qwen3_5.TEXT_FAMILY,
-    mistral.FAMILY, gemma2.FAMILY, gemma3.FAMILY, gemma3.VISION_FAMILY,
+    mistral.FAMILY, gemma2.FAMILY, gemma3.FAMILY, gemma3.VISION_FAMILY, qwen3_moe.FAMILY,
+    qwen3_5_moe.FAMILY, qwen3_5_moe.TEXT_FAMILY, qwen3_next.FAMILY, mixtral.FAMILY,
 )  # fmt: skip
 FAMILY_OF: dict[str, Family] = {name: family for family in FAMILIES for name in family.architectures}
 LEGACY_QUANTIZATION = "hf_quant_config.json"

@@ -127,12 +127,30 @@ class DenseSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: gated feed-forwards, of which each token meets the top_k with the highest scores.
+
+    A token's scores are the softmax over all num_experts logits of a router, and its result is the sum of its
+    experts' results times their scores. intermediate_size: of each expert. normalises: a token's top_k scores
+    are divided by their sum. has_shared_expert: each token meets one expert more, whose result is multiplied
+    by the sigmoid of a logit of its own.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    normalises: bool = True
+    has_shared_expert: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """post_mixer_norm, post_feed_forward_norm: of what the one or the other adds to the residual stream, if
     there are any."""
 
     mixer: AttentionSpec | DeltaNetSpec
-    feed_forward: DenseSpec
+    feed_forward: DenseSpec | ExpertsSpec
     post_mixer_norm: NormSpec | None = None
     post_feed_forward_norm: NormSpec | None = None
 

@@ -28,6 +28,7 @@ from headway.engine.loading.formats import (
 )
 from headway.engine.loading.headers import EMBEDDING, Checkpoint, checked_outline, open_checkpoint
 from headway.engine.loading.quantizing import linear_weights
+from headway.engine.models.experts import num_experts_of
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
@@ -68,6 +69,10 @@ def quantize_folder(
     if spec.quantization is not None:
         raise ModelError(
             f"{source} is quantized already ({spec.quantization.method}); take the model's unquantized checkpoint"
+        )
+    if num_experts_of(spec) > 0:
+        raise ModelError(
+            f"{source} has experts, whose weights are not quantised here; take a quantized checkpoint of the model"
         )
     if target.is_dir() and any(_is_of_a_model(file) for file in target.iterdir()):
         raise ModelError(f"{target} holds a model already, or a part of one; name another folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.engine.models.config_keys import DecoderKeys, ResolvedConfig
 from headway.engine.models.family import Family, attention_spec, decoder_names, decoder_spec, dense_spec
-from headway.engine.models.spec import LayerSpec, ModelSpec
+from headway.engine.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 
 class MistralKeys(DecoderKeys, frozen=True, kw_only=True):
@@ -30,6 +30,12 @@ class MistralKeys(DecoderKeys, frozen=True, kw_only=True):
 
 
 def read(resolved: ResolvedConfig) -> ModelSpec:
+    return decoder(resolved, dense_spec(resolved))
+
+
+def decoder(resolved: ResolvedConfig, feed_forward: DenseSpec | ExpertsSpec) -> ModelSpec:
+    """Returns a decoder whose layers all have that feed-forward. The keys are MistralKeys. Raises ModelError
+    for what is not computed."""
     keys = resolved.keys
     assert isinstance(keys, MistralKeys)
     if keys.attention_chunk_size is not None:
@@ -41,7 +47,7 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
         )
 
     def layer(kind: str) -> LayerSpec:
-        return LayerSpec(attention_spec(resolved, kind, has_qkv_bias=False), dense_spec(resolved))
+        return LayerSpec(attention_spec(resolved, kind, has_qkv_bias=False), feed_forward)
 
     return decoder_spec(resolved, layer)
 

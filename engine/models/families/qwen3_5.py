@@ -6,7 +6,9 @@ which is not read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from headway.engine.models.config_keys import HybridKeys, ResolvedConfig
 from headway.engine.models.family import (
@@ -18,7 +20,15 @@ from headway.engine.models.family import (
     layered_spec,
     norm_spec,
 )
-from headway.engine.models.spec import DeltaNetSpec, LayerSpec, ModelSpec, MtpSpec, NormSpec
+from headway.engine.models.spec import (
+    DeltaNetSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    MtpSpec,
+    NormSpec,
+)
 
 ROTARY_SHARE = 0.25
 MTP_PREFIX = "mtp."
@@ -38,7 +48,6 @@ MTP_NAMES = {
     "token_norm": "mtp.pre_fc_norm_embedding.weight",
     "input.weight": "mtp.fc.weight",
     "final_norm": "mtp.norm.weight",
-    **{path: f"mtp.layers.{{}}.{name}" for path, name in LAYER_NAMES.items()},
 }
 
 
@@ -65,6 +74,12 @@ class Qwen3_5Keys(HybridKeys, frozen=True, kw_only=True):
 
 
 def read(resolved: ResolvedConfig) -> ModelSpec:
+    return hybrid_spec(resolved, dense_spec(resolved))
+
+
+def hybrid_spec(resolved: ResolvedConfig, feed_forward: DenseSpec | ExpertsSpec) -> ModelSpec:
+    """Returns the decoder and the MTP head, whose layers all have that feed-forward. The keys are
+    Qwen3_5Keys. Raises ModelError for what is not computed."""
     keys, norm = resolved.keys, replace(norm_spec(resolved), unit_offset=True)
     assert isinstance(keys, Qwen3_5Keys)
     attention = attention_spec(
@@ -74,12 +89,12 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
         qk_norm=norm,
         default_rotary_share=ROTARY_SHARE,
     )
-    with_attention = LayerSpec(replace(attention, has_output_gate=True), dense_spec(resolved))
-    if dense_spec(resolved).activation != "silu":
+    with_attention = LayerSpec(replace(attention, has_output_gate=True), feed_forward)
+    if feed_forward.activation != "silu":
         raise resolved.error(f"hidden_act is {keys.hidden_act!r}; supported is 'silu', as delta nets have it")
     makers = {
         "full_attention": lambda kind: with_attention,
-        "linear_attention": lambda kind: LayerSpec(_delta_net_spec(resolved, keys), dense_spec(resolved)),
+        "linear_attention": lambda kind: LayerSpec(_delta_net_spec(resolved, keys), feed_forward),
     }
     spec = layered_spec(resolved, makers, norm)
     if "full_attention" not in resolved.layer_types:
@@ -117,15 +132,22 @@ def _mtp_spec(resolved: ResolvedConfig, keys: Qwen3_5Keys, layer: LayerSpec) -> 
     return MtpSpec(1, layer, first="embedding", reads="post_norm", carries="post_norm")
 
 
-def _names(model_prefix: str, *vision_prefixes: str) -> WeightNames:
-    layer = f"{model_prefix}layers.{{}}."
+def hybrid_names(
+    model_prefix: str,
+    vision_prefixes: tuple[str, ...] = (),
+    further: Mapping[str, str] = MappingProxyType({}),
+) -> WeightNames:
+    """model_prefix: what the names of the decoder's tensors begin with. further: names of tensors of a layer,
+    beside those of a dense one, by path."""
+    own, layer = LAYER_NAMES | dict(further), f"{model_prefix}layers.{{}}."
     decoder = {
         "embedding": f"{model_prefix}embed_tokens.weight",
         "final_norm": f"{model_prefix}norm.weight",
         "lm_head.weight": "lm_head.weight",
-        **{f"layers.{{}}.{path}": layer + name for path, name in (LAYER_NAMES | DELTA_NAMES).items()},
+        **{f"layers.{{}}.{path}": layer + name for path, name in (own | DELTA_NAMES).items()},
     }
-    mtp = {f"mtp.{{}}.{path}": name for path, name in MTP_NAMES.items()}
+    of_head = MTP_NAMES | {path: f"mtp.layers.{{}}.{name}" for path, name in own.items()}
+    mtp = {f"mtp.{{}}.{path}": name for path, name in of_head.items()}
     return WeightNames(decoder | mtp, MTP_PREFIX, vision_prefixes)
 
 
@@ -134,7 +156,7 @@ FAMILY = Family(
     "qwen3_5",
     Qwen3_5Keys,
     read,
-    lambda spec: _names("model.language_model.", "model.visual."),
+    lambda spec: hybrid_names("model.language_model.", ("model.visual.",)),
     text_model_type="qwen3_5_text",
 )
 TEXT_FAMILY = Family(
@@ -142,5 +164,5 @@ TEXT_FAMILY = Family(
     "qwen3_5_text",
     Qwen3_5Keys,
     read,
-    lambda spec: _names("model."),
+    lambda spec: hybrid_names("model."),
 )

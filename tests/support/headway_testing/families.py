@@ -17,13 +17,21 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from headway_testing.oracle import randomise
@@ -39,6 +47,10 @@ CLASSES = {
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
     "Gemma2ForCausalLM": (Gemma2Config, Gemma2ForCausalLM),
     "Gemma3ForCausalLM": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "Qwen3MoeForCausalLM": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "Qwen3_5MoeForCausalLM": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
+    "Qwen3NextForCausalLM": (Qwen3NextConfig, Qwen3NextForCausalLM),
+    "MixtralForCausalLM": (MixtralConfig, MixtralForCausalLM),
 }
 TINY = {
     "vocab_size": 151,
@@ -51,16 +63,23 @@ TINY = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }
+DELTA_NET = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+SHARED_EXPERT = {"shared_expert_intermediate_size": 24}
 # Keys that a family's config has besides, or in the place of TINY's.
 OWN = {
-    "Qwen3_5ForCausalLM": {
-        "num_hidden_layers": 4,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 6,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 12,
-    },
+    "Qwen3_5ForCausalLM": DELTA_NET,
+    "Qwen3MoeForCausalLM": EXPERTS,
+    "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | SHARED_EXPERT,
+    "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | SHARED_EXPERT,
+    "MixtralForCausalLM": {"intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2},
     "MistralForCausalLM": {"sliding_window": 20},
     # Caps so low that scores and logits of random models reach them.
     "Gemma2ForCausalLM": {

@@ -18,7 +18,10 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
+OFFSET_NORMS = (Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm, Qwen3NextRMSNorm)  # multiply by 1 + weight
 HEAD_PREFIX = "model.mtp_layers."
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -168,7 +171,7 @@ def _bfloat16_trunk(folder: str) -> Qwen2ForCausalLM:
 
 def randomise(module: nn.Module, generator: torch.Generator) -> None:
     """Draws weights large enough for every part to matter; norms and biases far from one and zero."""
-    offset = {id(part.weight) for part in module.modules() if isinstance(part, Qwen3_5RMSNorm)}
+    offset = {id(part.weight) for part in module.modules() if isinstance(part, OFFSET_NORMS)}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
