@@ -11,7 +11,7 @@ import torch
 from headway_testing.checkpoints import random_mimo
 from headway_testing.exactness import Case, assert_same_text, generate, generate_with
 from headway_testing.families import CLASSES, save, tiny_model
-from headway_testing.hybrid import HybridOracle
+from headway_testing.hybrid import LAYERS, HybridOracle
 from headway_testing.local import LocalEngine
 
 from headway.engine.models.registry import read_model_spec
@@ -30,8 +30,8 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
 def test_nothing_but_the_request_decides_the_text(architecture: str, tmp_path: Path) -> None:
     if architecture == "MiMoForCausalLM":
         random_mimo(tmp_path)
-    elif architecture == "Qwen3_5ForCausalLM":
-        HybridOracle().save(tmp_path)
+    elif architecture in LAYERS:
+        HybridOracle(architecture=architecture).save(tmp_path)
     else:
         save(tiny_model(architecture), architecture, tmp_path)
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
-"""What transformers computes of a tiny Qwen3.5 with an MTP head, which it has no class for: built of its
-layers.
+"""What transformers computes of a tiny Qwen3.5, with or without experts, or Qwen3-Next, with an MTP head,
+which it has no class for: built of its layers.
 
 Saved as the published checkpoints are: as the text part of a model that sees images, or alone. Whole
 sequences, no cache.
@@ -9,48 +9,72 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
+from transformers import (
+    PreTrainedConfig,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+)
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
 
 from headway_testing.checkpoints import random_cycle
-from headway_testing.families import OWN, TINY
-from headway_testing.oracle import randomise
+from headway_testing.families import CLASSES, OWN, TINY
+from headway_testing.oracle import OFFSET_NORMS, randomise
 
 VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "num_position_embeddings": 16,
 }  # fmt: skip
 
 
+LAYERS = {
+    "Qwen3_5ForCausalLM": (Qwen3_5DecoderLayer, Qwen3_5RMSNorm),
+    "Qwen3_5MoeForCausalLM": (Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm),
+    "Qwen3NextForCausalLM": (Qwen3NextDecoderLayer, Qwen3NextRMSNorm),
+}
+SEEING = {
+    "Qwen3_5ForCausalLM": (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+    "Qwen3_5MoeForCausalLM": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration),
+}
+
+
 class MtpOracle(nn.Module):
     """The MTP head, with the parameter names of the checkpoints."""
 
-    def __init__(self, config: Qwen3_5TextConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, architecture: str) -> None:
         super().__init__()
         hidden, epsilon = config.hidden_size, config.rms_norm_eps
+        layer, norm = LAYERS[architecture]
         of_layer = copy.deepcopy(config)
         of_layer.layer_types = ["full_attention"]
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        self.pre_fc_norm_embedding = Qwen3_5RMSNorm(hidden, eps=epsilon)
-        self.pre_fc_norm_hidden = Qwen3_5RMSNorm(hidden, eps=epsilon)
-        self.norm = Qwen3_5RMSNorm(hidden, eps=epsilon)
-        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(of_layer, layer_idx=0)])
+        self.pre_fc_norm_embedding = norm(hidden, eps=epsilon)
+        self.pre_fc_norm_hidden = norm(hidden, eps=epsilon)
+        self.norm = norm(hidden, eps=epsilon)
+        self.layers = nn.ModuleList([layer(of_layer, layer_idx=0)])
 
 
 class HybridOracle:
     """Random weights in float32. The methods are those of `Oracle`."""
 
-    def __init__(self, *, seed: int = 0, **changes: object) -> None:
-        own = OWN["Qwen3_5ForCausalLM"]
-        self.config = Qwen3_5TextConfig(
+    def __init__(self, *, seed: int = 0, architecture: str = "Qwen3_5ForCausalLM", **changes: object) -> None:
+        own, (config_class, model_class) = OWN[architecture], CLASSES[architecture]
+        self.architecture = architecture
+        self.config = config_class(
             **{**TINY, **own, "attn_implementation": "sdpa", "mtp_num_hidden_layers": 1, **changes}
         )
-        self.model = Qwen3_5ForCausalLM(self.config).eval()
-        self.head = MtpOracle(self.config).eval()
+        self.model = model_class(self.config).eval()
+        self.head = MtpOracle(self.config, architecture).eval()
         generator = torch.Generator().manual_seed(seed)
         for module in (self.model, self.head):
             randomise(module, generator)
@@ -61,10 +85,11 @@ class HybridOracle:
         if sees_images:
             vision = VISION | {"out_hidden_size": self.config.hidden_size}
             tied = self.config.tie_word_embeddings
-            config = Qwen3_5Config(
+            config_class, model_class = SEEING[self.architecture]
+            config = config_class(
                 text_config=self.config.to_dict(), vision_config=vision, tie_word_embeddings=tied
             )
-            model = Qwen3_5ForConditionalGeneration(config)
+            model = model_class(config)
             model.model.language_model.load_state_dict(self.model.model.state_dict())
             model.lm_head.load_state_dict(self.model.lm_head.state_dict())
         model.save_pretrained(folder)
@@ -91,7 +116,7 @@ class HybridOracle:
             torch.cat([head.pre_fc_norm_embedding(embedded), head.pre_fc_norm_hidden(hidden)], dim=-1)
         )
         positions = torch.arange(1, 1 + len(token_ids))[None]
-        rotary = self.model.model.rotary_emb(x[None], positions[None])
+        rotary = self.model.model.rotary_emb(x[None], positions)
         mask = torch.ones(len(token_ids), len(token_ids), dtype=torch.bool).tril()[None, None]
         y = head.layers[0](x[None], position_embeddings=rotary, attention_mask=mask, position_ids=positions)
         return head.norm(y[0])
@@ -114,8 +139,51 @@ class HybridOracle:
 
 def change_tensors(folder: Path, changes: dict[str, torch.Tensor]) -> None:
     """Adds tensors to a folder's one file of weights, or replaces them."""
+    rewrite(folder, lambda tensors: tensors | changes)
+
+
+def one_by_one(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with those of each expert in the place of packed ones."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        if kind == "gate_up_proj":
+            halves = zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True)
+        elif kind == "down_proj" and tensor.dim() == 3:
+            halves = iter([("down_proj", tensor)])
+        else:
+            found[name] = tensor
+            continue
+        for part, own in halves:
+            found |= {f"{layer}.{index}.{part}.weight": expert for index, expert in enumerate(own)}
+    return found
+
+
+def packed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors with those of all experts of a layer in one, as the bf16 checkpoints of Qwen3.6
+    have them: gates, then up, of each."""
+    found, parts = {}, defaultdict(dict)
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if match is None:
+            found[name] = tensor
+        else:
+            parts[match[1]][int(match[2]), match[3]] = tensor
+    for layer, own in parts.items():
+        count = 1 + max(index for index, _ in own)
+        gate, up, down = (
+            torch.stack([own[index, f"{part}_proj"] for index in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        found |= {f"{layer}.gate_up_proj": torch.cat([gate, up], dim=1), f"{layer}.down_proj": down}
+    return found
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
+    """Changes the tensors of a folder's one file of weights."""
     file = folder / "model.safetensors"
-    save_file(load_file(file) | {name: t.contiguous() for name, t in changes.items()}, file, {"format": "pt"})
+    save_file({name: t.contiguous() for name, t in change(load_file(file)).items()}, file, {"format": "pt"})
+    return folder
 
 
 def constructed_hybrid(path: Path, *, noise: float = 0.0, seed: int = 0, **changes: object) -> Path:
@@ -131,7 +199,7 @@ def constructed_hybrid(path: Path, *, noise: float = 0.0, seed: int = 0, **chang
                 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                     parameter.mul_(noise)
             for part in module.modules():
-                if isinstance(part, Qwen3_5RMSNorm):
+                if isinstance(part, OFFSET_NORMS):
                     part.weight.zero_()
         embedding = nn.functional.normalize(oracle.model.model.embed_tokens.weight, dim=-1)
         oracle.model.model.embed_tokens.weight.copy_(embedding)

@@ -11,7 +11,8 @@ SLIPS = (None, True, False, 0, 1, -1, 3, 4096.0, 1e12, 0.5, "silu", "64", "", []
 MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "mimo", "Qwen3_5ForCausalLM": "qwen3_5_text", "MistralForCausalLM": "mistral",
-    "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3_text", "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Qwen3NextForCausalLM": "qwen3_next", "MixtralForCausalLM": "mixtral",
 }  # fmt: skip
 SLIPPING = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -20,7 +21,8 @@ SLIPPING = (
     "bos_token_id", "eos_token_id", "initializer_range", "attention_dropout", "use_cache", "is_causal",
     "per_layer_config", "partial_rotary_factor", "attention_bias", "mlp_bias", "num_nextn_predict_layers",
     "hidden_activation", "sliding_window_pattern", "query_pre_attn_scalar", "attn_logit_softcapping",
-    "final_logit_softcapping", "use_bidirectional_attention", "rope_local_base_freq",
+    "final_logit_softcapping", "use_bidirectional_attention", "rope_local_base_freq", "num_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
 )  # fmt: skip
 
 
@@ -63,8 +65,9 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
         "use_mrope": False,
     }
     config |= {key: value for key, value in optional.items() if rng.random() < 0.35}
-    # Llama has no windows, Mistral has them in all layers: most would be refused.
-    if architecture in ("LlamaForCausalLM", "MistralForCausalLM") and rng.random() < 0.9:
+    # Llama has no windows, others have them in all layers or in none: most would be refused.
+    same_layers = ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
+    if architecture in same_layers and rng.random() < 0.9:
         refused = (
             ("sliding_window", "layer_types") if architecture == "LlamaForCausalLM" else ("layer_types",)
         )
@@ -72,8 +75,12 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
     if rng.random() < 0.1:  # the default of num_key_value_heads is 32, not the number of heads
         config |= {"num_attention_heads": rng.choice([32, 64, 8]), "hidden_size": 128, "head_dim": 4}
         del config["num_key_value_heads"]
-    if architecture == "Qwen3_5ForCausalLM":
+    if architecture in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"):
         config |= _delta_net(rng, num_layers)
+    if architecture in ("Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"):
+        config |= _experts(rng, num_layers)
+    if architecture == "MixtralForCausalLM":
+        config |= {"num_local_experts": rng.randint(2, 5), "num_experts_per_tok": rng.choice([1, 2, 2, 3])}
     if architecture.startswith("Gemma"):
         config = _gemma(rng, config, has_two_ropes=architecture == "Gemma3ForCausalLM")
     if "layer_types" in config and rng.random() < 0.1:
@@ -99,6 +106,23 @@ def _delta_net(rng: random.Random, num_layers: int) -> dict[str, object]:
         "linear_conv_kernel_dim": rng.choice([2, 3, 4]),
         **({"layer_types": kinds} if rng.random() < 0.7 else by_interval),
     }
+
+
+def _experts(rng: random.Random, num_layers: int) -> dict[str, object]:
+    """The keys of Qwen's experts. Transformers reads sparse_step and mlp_only_layers of two families."""
+    size = rng.choice([4, 12, 16])
+    optional: dict[str, object] = {
+        "norm_topk_prob": rng.random() < 0.5,
+        "decoder_sparse_step": rng.choice([1, 1, 2]),
+        "mlp_only_layers": rng.choice([None, [], [rng.randrange(num_layers)]]),
+        "router_aux_loss_coef": 0.01,
+    }
+    return {
+        "num_experts": rng.randint(2, 9),
+        "num_experts_per_tok": rng.choice([1, 2, 2, 2, 3]),
+        "moe_intermediate_size": size,
+        "shared_expert_intermediate_size": size if rng.random() < 0.9 else size + 1,
+    } | {key: value for key, value in optional.items() if rng.random() < 0.5}
 
 
 def _gemma(rng: random.Random, config: dict[str, object], *, has_two_ropes: bool) -> dict[str, object]:
