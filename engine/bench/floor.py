@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.work import Work
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.specs import block_bytes, row_bytes
 from headway.engine.state.transfer import wait_for
@@ -34,11 +35,14 @@ class Costs:
     """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without a draft
     head drafts read no weights."""
 
-    trunk_bytes: int  # of all its linear layers, the output layer included
+    trunk_bytes: int  # of all its linear layers and of one token's experts, the output layer included
+    # Of the experts that a pass is expected to read beyond those of one token, by its tokens, in the trunk.
+    further_expert_bytes: Callable[[float], float]
     draft_output_bytes: int  # of the output layer as drafts take it
     screened_output_bytes: int  # likewise, where up to most_screened_rows rows draft
     most_screened_rows: int
-    draft_layer_bytes: int  # of the linear layers of one draft layer as drafts take them; 0 without one
+    draft_layer_bytes: int  # of the weights of one draft layer as drafts take them; 0 without one
+    further_draft_expert_bytes: Callable[[float], float]  # as further_expert_bytes, in one draft layer
     num_draft_layers: int
     cache_bytes: Callable[
         [float], float
@@ -51,14 +55,20 @@ class Costs:
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
         """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and
         written. A draft is a pass of one draft layer and of the output layer. A round with drafts runs every
-        draft layer, those beyond its depth, too."""
+        draft layer, those beyond its depth, too.
+
+        Of experts those are counted that are expected to be met where each token chooses for itself; tokens
+        that are alike meet fewer.
+        """
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
         num_drafts = depth if self.num_draft_layers > 0 else 0
         passes = max(num_drafts, self.num_draft_layers) if num_drafts > 0 else 0
-        drafts = passes * self.draft_layer_bytes + num_drafts * output_bytes
+        of_layer = self.draft_layer_bytes + self.further_draft_expert_bytes(batch)
+        drafts = passes * of_layer + num_drafts * output_bytes
+        trunk = self.trunk_bytes + self.further_expert_bytes(batch * (depth + 1))
         cache = batch * (self.cache_bytes(context) + context * passes * self.draft_kv_bytes)
-        return self.trunk_bytes + drafts + cache + self.moved_state_bytes(batch)
+        return trunk + drafts + cache + self.moved_state_bytes(batch)
 
     def moved_state_bytes(self, batch: int) -> int:
         """Returns the part of `round_bytes` that recurrent state takes, which each row reads once and writes
@@ -79,20 +89,25 @@ def costs_of(
     """models: may have no memory."""
     model, head = models.target, models.draft
     work, lm_head, itemsize = model.work(), model.lm_head, model.dtype.itemsize
-    num_draft_layers, draft_bytes, draft_kv_bytes = 0, 0, 0
+    num_draft_layers, draft_bytes, draft_kv_bytes, draft_work = 0, 0, 0, Work(0, 0)
     if head is not None:
         num_draft_layers = head.num_layers
         draft_kv_bytes = block_bytes(head.state(max_window=0), 1) // num_draft_layers
         rounded = head.norms_by_linear() if draft_layers == "fp8" else ()
         saved_bytes = sum(linear.num_weights * (itemsize - 1) for linear in rounded)
-        draft_bytes = head.work().active_bytes - saved_bytes
+        draft_work = head.work()
+        draft_bytes = draft_work.active_bytes - saved_bytes
     kept = model.state(max_window=0)
     return Costs(
         trunk_bytes=work.active_bytes + lm_head.nbytes,
+        further_expert_bytes=work.further_expert_bytes,
         draft_output_bytes=lm_head.num_weights * (itemsize if draft_lm_head == "full" else 1),
         screened_output_bytes=lm_head.num_weights // 2,
         most_screened_rows=most_screened_rows(lm_head.shape[1]) if draft_lm_head == "int4" else 0,
         draft_layer_bytes=draft_bytes // max(num_draft_layers, 1),
+        further_draft_expert_bytes=lambda tokens: (
+            draft_work.further_expert_bytes(tokens) / max(num_draft_layers, 1)
+        ),
         num_draft_layers=num_draft_layers,
         cache_bytes=model.cache_bytes,
         draft_kv_bytes=draft_kv_bytes,

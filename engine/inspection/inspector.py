@@ -84,6 +84,7 @@ def inspect_model(request: InspectionRequest) -> Inspection:
             stored=_by_dtype(files),
             num_expanded=num_expanded(stored),
             num_parameters=None if model is None else parameter_counts(model.outline)[0],
+            num_active_parameters=None if model is None else model.outline.active_weights,
             draft_head=_head(config, model, stored, content),
             device=None if device is None else device.report,
             memory=None if model is None else model.sizes.memory,

@@ -118,6 +118,7 @@ class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """problem: why an engine of this configuration would not start, in its own words; None for one that
     would. engine: what a started one would report of itself. num_parameters: of the model that is served.
+    num_active_parameters: the weights among them that multiply a token, of experts those that it meets.
     num_expanded: quantised weights that are served in the dtype of config.json.
     warnings: what a start would log.
 
@@ -132,6 +133,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     stored: list[StoredTensors]
     num_expanded: int = 0
     num_parameters: int | None
+    num_active_parameters: int | None
     draft_head: HeadReport
     device: DeviceReport | None
     memory: MemoryReport | None

@@ -72,6 +72,8 @@ def _part(fields: dict[str, object]) -> str:
 
 def _weights(model: Inspection) -> str:
     parts = [] if model.num_parameters is None else [f"{readable_count(model.num_parameters)} parameters"]
+    if model.num_active_parameters is not None and _has_experts(model):
+        parts.append(f"{readable_count(model.num_active_parameters)} of them active")
     if model.stored:
         kinds = ", ".join(f"{readable_count(one.num_elements)} {one.dtype}" for one in model.stored)
         size = readable_size(sum(one.num_bytes for one in model.stored))
@@ -82,6 +84,11 @@ def _weights(model: Inspection) -> str:
     if model.memory is not None:
         parts.append(f"served as {model.memory.dtype}, {readable_size(model.memory.weights_bytes)}")
     return "; ".join(parts) or "no tensors could be read"
+
+
+def _has_experts(model: Inspection) -> bool:
+    layers = () if model.shape is None else model.shape.layers
+    return any(group.feed_forward["kind"] == "experts" for group in layers)
 
 
 def _head(head: HeadReport, model: Inspection) -> str:

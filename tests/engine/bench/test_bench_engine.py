@@ -24,9 +24,9 @@ from headway.engine.bench.floor import Costs, costs_of, measured_ceilings
 from headway.engine.bench.measure import NUM_WARM_ROUNDS, Driver, least_new_tokens
 from headway.engine.bench.settings import read_settings
 from headway.engine.bench.shape import SHAPES
-from headway.engine.loading.headers import outline_of
+from headway.engine.loading.headers import outline_of, parameter_counts
 from headway.engine.models.registry import read_model_spec
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import ExpertsSpec, ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.speculation.select import announced_head
 
@@ -101,6 +101,66 @@ def test_hybrids_move_the_weights_states_and_caches_that_were_published(
     assert costs.cache_bytes(1) == token_kilobytes * 1024
     plain = costs.round_bytes(batch=1, depth=0, context=0)
     assert costs.round_bytes(batch=3, depth=0, context=0) - plain == 2 * 2 * costs.state_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active_billions", "head_billions"),
+    [
+        ("qwen3.5-35b-a3b", 34.66, 2.95, 0.84),
+        ("qwen3-next-80b-a3b", 79.67, 3.56, 1.65),
+        ("qwen3-30b-a3b", 30.53, 3.04, 0.0),
+        ("mixtral-8x7b", 46.70, 12.75, 0.0),
+    ],
+)
+def test_mixtures_of_experts_have_the_sizes_that_were_published(
+    name: str, billions: float, active_billions: float, head_billions: float
+) -> None:
+    """Active are the weights that multiply a token, so that an embedding is not among them."""
+    spec = read_model_spec(SHAPES / name)
+    whole = outline_of(spec, torch.bfloat16, announced_head(spec))
+    of_head = 0 if whole.draft is None else sum(t.numel() for t in whole.draft.tensors().values())
+    assert (parameter_counts(whole)[0] - of_head) / 1e9 == pytest.approx(billions, rel=3e-3)
+    assert of_head / 1e9 == pytest.approx(head_billions, rel=1e-2)
+    active = outline_of(spec, torch.bfloat16).active_weights
+    assert active / 1e9 == pytest.approx(active_billions, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("qwen3.5-35b-a3b", {1: 2.0, 4: 7.7, 8: 14.5, 16: 25.7, 32: 41, 64: 56, 128: 63, 256: 64}),
+        ("qwen3-30b-a3b", {1: 3.6, 4: 13.2, 8: 23.4, 16: 37, 32: 51, 64: 57, 128: 58}),
+        ("qwen3-next-80b-a3b", {1: 3.0, 4: 11.7, 8: 22.6, 16: 42, 32: 72, 64: 111, 128: 142, 256: 154}),
+    ],
+)
+def test_a_floor_has_the_experts_that_its_tokens_are_expected_to_meet(
+    name: str, gigabytes: dict[int, float]
+) -> None:
+    """E (1 - (1 - k / E)^N) of E experts a layer where each of N tokens chooses k, in all layers."""
+    spec = read_model_spec(SHAPES / name)
+    costs = costs_by(spec, torch.bfloat16, has_draft_head=False)
+    experts = spec.layers[0].feed_forward
+    assert isinstance(experts, ExpertsSpec)
+    chosen = len(spec.layers) * experts.top_k * 3 * 2 * experts.intermediate_size * spec.hidden_size
+    plain = costs.round_bytes(batch=1, depth=0, context=0) - chosen
+    for tokens, wanted in gigabytes.items():
+        state = costs.moved_state_bytes(tokens) - costs.moved_state_bytes(1)
+        found = costs.round_bytes(batch=tokens, depth=0, context=0) - plain - state
+        assert found / 1e9 == pytest.approx(wanted, abs=0.06 if wanted < 30 else 0.6)
+    verified = costs.round_bytes(batch=1, depth=3, context=0) - plain
+    assert verified / 1e9 == pytest.approx(gigabytes[4], abs=0.06)
+
+
+def test_drafts_read_the_experts_of_their_rows() -> None:
+    """The MTP layer of Qwen3.5-35B-A3B, with 8 of 256 experts of 6.3 MB: 8 for one row, 57 for 8 rows."""
+    spec = read_model_spec(SHAPES / "qwen3.5-35b-a3b")
+    costs, without = (costs_by(spec, torch.bfloat16, has_draft_head=has) for has in (True, False))
+    drafts = [
+        costs.round_bytes(batch=batch, depth=1, context=0)
+        - without.round_bytes(batch=batch, depth=1, context=0)
+        for batch in (1, 8)
+    ]
+    assert drafts[1] - drafts[0] == pytest.approx((256 * (1 - (1 - 8 / 256) ** 8) - 8) * 6_291_456)
 
 
 def test_a_window_bounds_what_is_read_and_computed() -> None:
@@ -383,7 +443,8 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
         ),
         (
             ["no-such-shape"],
-            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, qwen3-8b, qwen3.5-0.8b, qwen3.5-27b, qwen3.5-9b",
+            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, mixtral-8x7b, qwen3-30b-a3b, qwen3-8b, "
+            "qwen3-next-80b-a3b, qwen3.5-0.8b, qwen3.5-27b, qwen3.5-35b-a3b, qwen3.5-9b",
         ),
         (
             ["--depth", "0,2", "--synthetic-acceptance", "0.9"],

@@ -17,6 +17,7 @@ from headway.engine.models.spec import (
     AttentionSpec,
     DeltaNetSpec,
     DenseSpec,
+    ExpertsSpec,
     LayerSpec,
     LinearRopeScaling,
     Llama3RopeScaling,
@@ -75,6 +76,10 @@ CASES: list[tuple[Any, Change, dict[str, Any]]] = [
     }),
     (LAYER.feed_forward, lambda spec: of_last_layer(replace(LAYER, feed_forward=spec)), {
         "intermediate_size": 64, "has_bias": True, "activation": "gelu_tanh",
+    }),
+    (ExpertsSpec(6, 2, 16), lambda spec: of_last_layer(replace(LAYER, feed_forward=spec)), {
+        "num_experts": 5, "top_k": 3, "intermediate_size": 24, "normalises": False, "has_shared_expert": True,
+        "activation": "gelu_tanh",
     }),
     (ATTENTION, lambda spec: of_last_layer(replace(LAYER, mixer=spec)), {
         "num_heads": 8, "num_kv_heads": 1, "head_dim": 32, "rope": replace(ROPE, theta=5e3), "scale": 0.5,
@@ -152,7 +157,9 @@ def test_every_kind_of_spec_has_its_case() -> None:
         )
         return own.union(*map(kinds, inner))
 
-    assert kinds(BASE) | {LinearRopeScaling, YarnRopeScaling} == {type(case[0]) for case in CASES}
+    assert kinds(BASE) | {ExpertsSpec, LinearRopeScaling, YarnRopeScaling} == {
+        type(case[0]) for case in CASES
+    }
 
 
 @pytest.mark.parametrize(

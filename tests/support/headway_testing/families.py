@@ -78,7 +78,8 @@ OWN = {
     "Qwen3_5ForCausalLM": DELTA_NET,
     "Qwen3MoeForCausalLM": EXPERTS,
     "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | SHARED_EXPERT,
-    "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | SHARED_EXPERT,
+    # transformers leaves out the MTP head, which checkpoints of this family have by default.
+    "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | SHARED_EXPERT | {"mtp_num_hidden_layers": 0},
     "MixtralForCausalLM": {"intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2},
     "MistralForCausalLM": {"sliding_window": 20},
     # Caps so low that scores and logits of random models reach them.
