@@ -443,8 +443,7 @@ def test_prompts_are_taken_in_turn_from_the_first_after_each_warm_up(tmp_path: P
         ),
         (
             ["no-such-shape"],
-            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, mixtral-8x7b, qwen3-30b-a3b, qwen3-8b, "
-            "qwen3-next-80b-a3b, qwen3.5-0.8b, qwen3.5-27b, qwen3.5-35b-a3b, qwen3.5-9b",
+            "MODEL is 'no-such-shape', it must be a folder or one of llama-8b, mimo-0.5b, mimo-7b, mixtral-8x7b, qwen3-30b-a3b, qwen3-8b, qwen3-next-80b-a3b, qwen3.5-0.8b, qwen3.5-27b, qwen3.5-35b-a3b, qwen3.5-9b",
         ),
         (
             ["--depth", "0,2", "--synthetic-acceptance", "0.9"],
