@@ -1,0 +1,198 @@
+"""Experts as checkpoints store them: packed, one by one or quantised; what is missing, doubled or of another
+shape is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from headway_testing.families import save, tiny_model
+from headway_testing.hybrid import HybridOracle, one_by_one, packed, rewrite
+from headway_testing.inspection import edit, inspect
+from headway_testing.packs import FP8, Format, fp8_blocks, write_packs
+from headway_testing.paged import load_pair
+from safetensors.torch import load_file
+
+from headway.engine.bench.shape import SHAPES
+from headway.engine.loading import checkpoint
+from headway.engine.loading.arranging import StackedExperts
+from headway.engine.loading.checkpoint import make_dummy_model
+from headway.engine.models.registry import read_model_spec
+from headway.engine.protocol.errors import ModelError
+from headway.engine.speculation.select import announced_head
+
+Tensors = dict[str, torch.Tensor]
+TRUNK, HEAD = "model.layers.1.mlp.experts.", "mtp.layers.0.mlp.experts."
+ARCHITECTURES = ("Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The trunk's experts are stored one by one, those of the head packed."""
+    return HybridOracle(architecture="Qwen3_5MoeForCausalLM").save(tmp_path / "model")
+
+
+def parameters(folder: Path, **options: object) -> Tensors:
+    return load_pair(folder, dtype="float64", **options).tensors()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", [packed, one_by_one], ids=["packed", "one-by-one"])
+def test_all_layouts_give_the_same_parameters(layout: Callable[[Tensors], Tensors], folder: Path) -> None:
+    mixed = parameters(folder)
+    assert mixed.keys() >= {"layers.1.feed_forward.experts.gate_up", "mtp.0.feed_forward.experts.down"}
+    found = parameters(rewrite(folder, layout))
+    assert found.keys() == mixed.keys()
+    assert [path for path in mixed if not torch.equal(found[path], mixed[path])] == []
+
+
+def test_experts_are_read_some_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates and up of one, or the downward projections of two: 18,432 bytes in float64, half of it as they
+    are stored."""
+    wanted, read = parameters(folder), StackedExperts.__getitem__
+    num_bytes: list[int] = []
+
+    def watched(self: StackedExperts, places: slice) -> torch.Tensor:
+        found = read(self, places)
+        num_bytes.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(StackedExperts, "__getitem__", watched)
+    monkeypatch.setattr(checkpoint, "BYTES_AT_ONCE", 20_000)
+    found = parameters(folder)
+    assert [path for path in wanted if not torch.equal(found[path], wanted[path])] == []
+    of_trunk = [t for path, t in wanted.items() if ".experts." in path and path.startswith("layers.")]
+    assert max(num_bytes) == 2 * 24 * 48 * 4
+    assert sum(num_bytes) == sum(t.numel() for t in of_trunk) * 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (
+            lambda t: [t.pop(f"{TRUNK}3.up_proj.weight"), t.pop(f"{TRUNK}0.down_proj.weight")],
+            f"lacks 2 tensors: {TRUNK}3.up_proj.weight, {TRUNK}0.down_proj.weight; fetch the weights again",
+        ),
+        (lambda t: t.pop(f"{HEAD}down_proj"), f"lacks 1 tensors: {HEAD}down_proj; fetch the weights again, or"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if name.startswith(TRUNK)],
+            f"lacks 2 tensors: {TRUNK}gate_up_proj, {TRUNK}down_proj",
+        ),
+        (
+            lambda t: t.update({f"{TRUNK}down_proj": torch.zeros(7, 48, 24)}),
+            f"the experts of 1 tensors twice, packed and one by one: {TRUNK}down_proj; fetch",
+        ),
+        (
+            lambda t: t.update({f"{HEAD}2.gate_proj.weight": torch.zeros(24, 48)}),
+            f"the experts of 1 tensors twice, packed and one by one: {HEAD}gate_up_proj; fetch",
+        ),
+        (
+            lambda t: t.update({f"{TRUNK}7.gate_proj.weight": torch.zeros(24, 48)}),
+            f"has 1 tensors that the architecture of its config.json does not have: {TRUNK}7.gate_proj.weight",
+        ),
+        (
+            lambda t: t.update({f"{TRUNK}5.up_proj.weight": torch.zeros(23, 48)}),
+            f"another shape than config.json says: {TRUNK}5.up_proj.weight is [23, 48], not [24, 48]",
+        ),
+        (
+            lambda t: t.update({f"{HEAD}gate_up_proj": torch.zeros(7, 24, 48)}),
+            f"{HEAD}gate_up_proj is [7, 24, 48], not [7, 48, 48]",
+        ),
+        (
+            lambda t: t.update({f"{TRUNK}6.down_proj.weight": torch.zeros(48, 24, dtype=torch.int8)}),
+            f"of a dtype that is not supported: {TRUNK}6.down_proj.weight is I8",
+        ),
+    ],
+    ids=["missing", "missing-packed", "none", "doubled", "doubled-in-part", "one-too-many", "shape", "packed-shape", "dtype"],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_told_by_the_names_of_its_tensors(
+    damage: Callable[[Tensors], object], told: str, folder: Path
+) -> None:
+    edit(folder, damage)
+    with pytest.raises(ModelError, match=re.escape(told)):
+        parameters(folder)
+
+
+def test_a_head_that_lacks_an_expert_is_told_and_can_be_left_out(folder: Path) -> None:
+    name = f"{HEAD}4.gate_proj.weight"
+    rewrite(folder, one_by_one)
+    edit(folder, lambda t: t.pop(name))
+    with pytest.raises(ModelError, match="serve without the draft head"):
+        parameters(folder)
+    assert load_pair(folder, with_draft_head=False).draft is None
+    report = inspect(folder).draft_head
+    assert (report.state, report.missing_tensors) == ("incomplete", [name])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda t, name: t.pop(name), "lacks 1 tensors: {}; fetch"),
+        (lambda t, name: t.update({name: torch.zeros(200, 48)}), "{} is [200, 48], not [208, 48]"),
+    ],
+    ids=["missing", "shape"],
+)
+def test_projections_by_head_are_told_by_the_names_of_their_tensors(
+    damage: Callable[[Tensors, str], object], told: str, tmp_path: Path
+) -> None:
+    folder = HybridOracle(architecture="Qwen3NextForCausalLM").save(tmp_path)
+    name = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+    edit(folder, lambda t: damage(t, name))
+    with pytest.raises(ModelError, match=re.escape(told.format(name))):
+        parameters(folder)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"])
+def test_blocks_of_float8_load_as_the_weights_that_they_stand_for(architecture: str, tmp_path: Path) -> None:
+    """Of each expert, as the official packs have them, with a bf16 router and gates of the shared expert."""
+    dense = HybridOracle(architecture=architecture).save(tmp_path / "dense")
+    rewrite(dense, one_by_one)
+    blocks = Format(FP8 | {"weight_block_size": [32, 32]}, fp8_blocks(torch.bfloat16, block=(32, 32)))
+    pack, twin = write_packs(dense, tmp_path, blocks, quantizes_head=True)
+    stored = load_file(pack / "model.safetensors").keys()
+    assert {f"{TRUNK}6.up_proj.weight_scale_inv", f"{HEAD}0.down_proj.weight_scale_inv"} <= stored
+    assert "model.layers.0.mlp.gate.weight_scale_inv" not in stored
+    found, wanted = parameters(pack), parameters(twin)
+    assert [path for path in wanted if not torch.equal(found[path], wanted[path])] == []
+    report = inspect(pack)
+    assert report.problem is None
+    assert report.num_expanded == sum(name.endswith("_scale_inv") for name in stored)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dummy_weights_are_drawn_for_all_experts(architecture: str, tmp_path: Path) -> None:
+    spec = read_model_spec(save(tiny_model(architecture), architecture, tmp_path))
+    models = make_dummy_model(
+        tmp_path,
+        device=torch.device("cpu"),
+        dtype="float64",
+        make_draft=announced_head(spec),
+        progress=lambda _: None,
+    )
+    experts = models.tensors()["layers.1.feed_forward.experts.gate_up"]
+    assert experts.std(dim=(1, 2)).allclose(torch.tensor(0.02).double(), rtol=0.1)
+    assert not torch.equal(experts[0], experts[1])
+
+
+def test_inspect_tells_of_all_parameters_and_of_those_that_a_token_meets(folder: Path) -> None:
+    found = inspect(folder)
+    stored = load_file(folder / "model.safetensors")
+    assert found.num_parameters == sum(t.numel() for t in stored.values())
+    # A token meets three of seven experts of a layer, of 3 x 24 x 48 weights, and no embedding.
+    unmet = 5 * 4 * 3 * 24 * 48 + stored["model.embed_tokens.weight"].numel()
+    of_vectors = sum(t.numel() for name, t in stored.items() if t.dim() == 1 or "conv1d" in name)
+    assert found.num_active_parameters == found.num_parameters - unmet - of_vectors
+    assert found.shape is not None
+    assert found.shape.layers[0].feed_forward["kind"] == "experts"
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "mixtral-8x7b"])
+def test_the_shapes_are_outlined_without_memory(name: str) -> None:
+    found = inspect(SHAPES / name, gpu_memory=141 << 30, load_format="dummy", dtype="bfloat16")
+    assert found.num_parameters is not None
+    assert found.num_active_parameters is not None
+    assert found.num_active_parameters < found.num_parameters / 3
+    has_room = name != "qwen3-next-80b-a3b"  # of 163 GB
+    assert (found.problem is None) == has_room, found.problem
