@@ -1,0 +1,111 @@
+"""The layer of a mixture of experts, against sums over all experts, and a token alone against the same among
+others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headway.engine.layers.experts import Experts
+from headway.engine.layers.norm import RMSNorm
+from headway.engine.layers.placement import Placement
+from headway.engine.layers.stream import ResidualStream
+from headway.engine.layers.work import RoutedExperts
+from headway.engine.models.spec import ExpertsSpec, NormSpec
+from headway.engine.protocol.errors import ModelError
+
+HIDDEN, INNER, EXPERTS = 48, 24, 7
+SPECS = {
+    "plain": ExpertsSpec(EXPERTS, 3, INNER),
+    "shared": ExpertsSpec(EXPERTS, 3, INNER, has_shared_expert=True),
+    "not normalised": ExpertsSpec(EXPERTS, 2, INNER, normalises=False),
+    "all": ExpertsSpec(EXPERTS, EXPERTS, INNER, has_shared_expert=True),
+    "gelu": ExpertsSpec(EXPERTS, 1, INNER, activation="gelu_tanh"),
+}
+
+
+@dataclass(frozen=True)
+class TwoRanks:
+    """A group of which this is the first rank."""
+
+    rank: int = 0
+    size: int = 2
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x], 1)
+
+
+def layer_of(spec: ExpertsSpec, dtype: torch.dtype) -> Experts:
+    layer = Experts(spec, HIDDEN, Placement(torch.device("cpu"), dtype))
+    generator = torch.Generator().manual_seed(0)
+    for tensor in layer.tensors().values():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 1.5 / tensor.shape[-1] ** 0.5)
+    return layer
+
+
+def added(layer: Experts, x: torch.Tensor) -> torch.Tensor:
+    """[n, hidden] -> [n, hidden]: what the layer adds to a stream of x."""
+    stream = ResidualStream(x.clone())
+    norm = RMSNorm(torch.ones(HIDDEN, dtype=x.dtype), NormSpec(1e-6))
+    layer(stream, norm)
+    return stream.sum() - x
+
+
+def wanted(spec: ExpertsSpec, layer: Experts, x: torch.Tensor) -> torch.Tensor:
+    """Every expert of every token, times its score or zero."""
+    tensors = {path.removeprefix("feed_forward."): tensor for path, tensor in layer.tensors().items()}
+    activation: Callable[[torch.Tensor], torch.Tensor] = (
+        F.silu if spec.activation == "silu" else lambda y: F.gelu(y, approximate="tanh")
+    )
+    x = F.rms_norm(x, (HIDDEN,), eps=1e-6)
+    scores = (x @ tensors["router.weight"].T).softmax(1)
+    least = scores.sort(1, descending=True).values[:, spec.top_k - 1 : spec.top_k]
+    scores = torch.where(scores >= least, scores, 0.0)
+    if spec.normalises:
+        scores = scores / scores.sum(1, keepdim=True)
+    gate, up = torch.einsum("ehk,nk->neh", tensors["experts.gate_up"], x).chunk(2, 2)
+    results = torch.einsum("ekh,neh->nek", tensors["experts.down"], activation(gate) * up)
+    total = (results * scores[:, :, None]).sum(1)
+    if not spec.has_shared_expert:
+        return total
+    gate, up = x @ tensors["shared.gate.weight"].T, x @ tensors["shared.up.weight"].T
+    shared = (activation(gate) * up) @ tensors["shared.down.weight"].T
+    return total + (x @ tensors["shared_gate.weight"].T).sigmoid() * shared
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_token_gets_the_sum_of_its_experts(spec: ExpertsSpec) -> None:
+    layer = layer_of(spec, torch.float64)
+    x = torch.randn(33, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(added(layer, x), wanted(spec, layer, x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_tokens_result_is_bitwise_the_same_among_any_others(spec: ExpertsSpec, dtype: torch.dtype) -> None:
+    layer = layer_of(spec, dtype)
+    x = torch.randn(64, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
+    alone = torch.cat([added(layer, row) for row in x.split(1)])
+    for count in (2, 3, 7, 16, 17, 63, 64):
+        assert torch.equal(added(layer, x[:count]), alone[:count]), count
+    assert torch.equal(added(layer, x.flip(0)).flip(0), alone)
+
+
+def test_the_work_counts_the_experts_of_a_token() -> None:
+    layer = layer_of(SPECS["shared"], torch.float32)
+    work, expert = layer.work(), 3 * HIDDEN * INNER
+    assert work.active_weights == (EXPERTS + 1) * HIDDEN + 4 * expert
+    assert work.active_bytes == 4 * work.active_weights
+    assert work.routed == (RoutedExperts(EXPERTS, 3, 4 * expert),)
+    assert work.further_expert_bytes(1) == pytest.approx(0)
+    assert work.further_expert_bytes(1000) == pytest.approx((EXPERTS - 3) * 4 * expert)
+
+
+def test_ranks_cannot_share_experts() -> None:
+    place = Placement(torch.device("meta"), torch.float32, group=TwoRanks())
+    with pytest.raises(ModelError, match="mixtures of experts are computed by one rank"):
+        Experts(SPECS["plain"], HIDDEN, place)
