@@ -29,7 +29,7 @@ from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
-from headway.kernels.experts.api import expert_results
+from headway.kernels.experts.api import expert_results, tokens_of_each_kernel
 from headway.kernels.experts.choose_experts import choose_experts
 from headway.kernels.experts.expert_linear import expert_linear
 from headway.kernels.experts.sum_experts import sum_experts
@@ -200,6 +200,7 @@ __all__ = [
     "store_tokens",
     "stream_read",
     "sum_experts",
+    "tokens_of_each_kernel",
     "varlen_attention",
     "verify_and_rewind",
     "verify_speculative_tokens",

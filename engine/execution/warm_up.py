@@ -134,6 +134,8 @@ class WarmUp:
         # Those steps have too few numbers of rows for products whose kernel depends on it.
         linears = [linear for layer in model.layers for linear in layer.linears()]
         yield lambda: compile_linears(linears, most)
+        for feed_forward in {type(layer.feed_forward): layer.feed_forward for layer in model.layers}.values():
+            yield partial(feed_forward.compile, most)
         yield lambda: launcher.context.drafter.catch_up(self._table.numbers)
         yield launcher.context.pool.warm_up
         # Prompts are scored by any number of tokens, rounds may all have fewer.

@@ -107,7 +107,18 @@ class FeedForward(Protocol):
         """Returns the products of a token with weights."""
         ...
 
-    def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
+    def compile(self, most_tokens: int) -> None:
+        """Compiles the kernels, beside those of its Linear layers, that a number of tokens up to that one
+        chooses."""
+        ...
+
+    def __call__(
+        self,
+        stream: ResidualStream,
+        norm: RMSNorm,
+        post_norm: RMSNorm | None = None,
+        slot_mapping: torch.Tensor | None = None,  # [tokens] int64; -1: nobody reads the token's result
+    ) -> None:
         """Adds its result for the norm of the stream. post_norm: of the result, before it is added."""
         ...
 
@@ -197,7 +208,8 @@ class DecoderLayer:
     def __call__(self, stream: ResidualStream, inputs: ForwardInputs, state: LayerState) -> None:
         mixed = self.mixer(stream.normed(self.input_norm, self.mixer.input), inputs, state)
         stream.add(mixed, self.mixer.output, self.post_mixer_norm)
-        self.feed_forward(stream, self.feed_forward_norm, self.post_feed_forward_norm)
+        norms = self.feed_forward_norm, self.post_feed_forward_norm
+        self.feed_forward(stream, *norms, inputs.slot_mapping)
 
     def update_state(self, stream: ResidualStream, inputs: ForwardInputs, state: LayerState) -> None:
         """Changes the state as a call does, without computing its result."""

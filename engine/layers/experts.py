@@ -16,7 +16,15 @@ from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import RoutedExperts, Work
 from headway.engine.models.spec import ExpertsSpec
 from headway.engine.protocol.errors import ModelError
-from headway.kernels import ExpertMatrix, ExpertRule, ExpertWeights, choose_experts, expert_feed_forward
+from headway.kernels import (
+    ExpertMatrix,
+    ExpertRule,
+    ExpertWeights,
+    choose_experts,
+    expert_results,
+    sum_experts,
+    tokens_of_each_kernel,
+)
 
 
 class Experts:
@@ -67,10 +75,30 @@ class Experts:
             (RoutedExperts(spec.num_experts, spec.top_k, nbytes),),
         )
 
-    def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
+    def __call__(
+        self,
+        stream: ResidualStream,
+        norm: RMSNorm,
+        post_norm: RMSNorm | None = None,
+        slot_mapping: torch.Tensor | None = None,
+    ) -> None:
         """See FeedForward."""
         x = stream.normed(norm).values
-        choice = choose_experts(self._router(x), self._rule)
-        weights = ExpertWeights(ExpertMatrix(self._gate_up), ExpertMatrix(self._down))
-        result = expert_feed_forward(x, choice, weights, self._spec.activation)
-        stream.add_computed(result if post_norm is None else post_norm(result))
+        choice = choose_experts(self._router(x), self._rule, slot_mapping)
+        results = expert_results(x, choice, self._weights(), self._spec.activation)
+        if post_norm is None:
+            stream.add_shares(results, choice.weights)
+        else:
+            stream.add_computed(post_norm(sum_experts(results, choice.weights)))
+
+    def compile(self, most_tokens: int) -> None:
+        """Compiles the kernels that the number of tokens chooses, up to that number, by computing zeros."""
+        weights = self._weights()
+        for tokens in tokens_of_each_kernel(
+            self._router.zeros(1), weights, self._rule.num_slots, most_tokens
+        ):
+            x = self._router.zeros(tokens)
+            expert_results(x, choose_experts(self._router(x), self._rule), weights, self._spec.activation)
+
+    def _weights(self) -> ExpertWeights:
+        return ExpertWeights(ExpertMatrix(self._gate_up), ExpertMatrix(self._down))

@@ -34,7 +34,16 @@ class GatedMlp:
         """See FeedForward."""
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
-    def __call__(self, stream: ResidualStream, norm: RMSNorm, post_norm: RMSNorm | None = None) -> None:
+    def compile(self, most_tokens: int) -> None:
+        """See FeedForward: its Linear layers have all there is."""
+
+    def __call__(
+        self,
+        stream: ResidualStream,
+        norm: RMSNorm,
+        post_norm: RMSNorm | None = None,
+        slot_mapping: torch.Tensor | None = None,
+    ) -> None:
         """See FeedForward."""
         gated = self.input.gated(stream.normed(norm, self.input), self._activation)
         stream.add(gated, self.output, post_norm)

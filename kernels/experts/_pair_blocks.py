@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from headway.kernels.runtime._device import overlap
@@ -11,7 +13,7 @@ from headway.kernels.types._experts import PairBlocks
 # Up to that many tokens each pair is a block of its own: experts that two of them chose are read from the L2
 # cache the second time, which takes less than a launch.
 MOST_UNSORTED = 8
-_LEAST_ROWS, _MOST_ROWS = 16, 64
+_ROWS_OF_ONE, _LEAST_ROWS, _MOST_ROWS = 8, 16, 64  # tensor cores multiply no fewer than 8
 _CHUNK, _WARPS = 4096, 16
 
 
@@ -63,23 +65,39 @@ def _arrange_kernel(
         tl.store(order_ptr + rank, pair, mask=is_pair)
 
 
+class BlockSizes(NamedTuple):
+    """rows: the most pairs of a block. chunk: pairs that are sorted at once; 0: each is a block of its
+    own."""
+
+    rows: int
+    num_blocks: int
+    chunk: int
+
+
+def sizes_of_blocks(tokens: int, slots: int, num_experts: int) -> BlockSizes:
+    """Returns how the pairs of that many tokens are best arranged."""
+    pairs = tokens * slots
+    if tokens <= MOST_UNSORTED:
+        return BlockSizes(_ROWS_OF_ONE, pairs, 0)
+    rows = min(max(power_of_two(pairs // num_experts), _LEAST_ROWS), _MOST_ROWS)
+    return BlockSizes(rows, pairs // rows + min(pairs, num_experts), min(power_of_two(pairs), _CHUNK))
+
+
 def arrange_pairs(
     ids: torch.Tensor,  # [tokens, slots] int32; -1: no expert
     num_experts: int,
 ) -> PairBlocks | None:
     """Returns the pairs in blocks; None where each is best a block of its own."""
     check_dense(ids)
-    tokens, num_pairs = len(ids), ids.numel()
-    if tokens <= MOST_UNSORTED:
+    rows, num_blocks, chunk = sizes_of_blocks(len(ids), ids.shape[1], num_experts)
+    if chunk == 0:
         return None
-    rows = min(max(power_of_two(num_pairs // num_experts), _LEAST_ROWS), _MOST_ROWS)
-    num_blocks = num_pairs // rows + min(num_pairs, num_experts)
-    experts = power_of_two(num_experts)
+    num_pairs, experts = ids.numel(), power_of_two(num_experts)
     sizes = [num_pairs, num_blocks, num_blocks, num_blocks, experts]
     order, of_block, starts, ends, cursor = torch.split(ids.new_empty(sum(sizes)), sizes)
     overlaps, launch = overlap(ids.device)
     _arrange_kernel[(1,)](
         ids, order, of_block, starts, ends, cursor, num_pairs, num_blocks, ROWS=rows, EXPERTS=experts,
-        CHUNK=min(power_of_two(num_pairs), _CHUNK), OVERLAPS=overlaps, num_warps=_WARPS, **launch,
+        CHUNK=chunk, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
     )  # fmt: skip
     return PairBlocks(order, of_block, starts, ends, rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.experts._pair_blocks import arrange_pairs
+from headway.kernels.experts._expert_tiles import tile_of
+from headway.kernels.experts._pair_blocks import arrange_pairs, sizes_of_blocks
 from headway.kernels.experts.expert_linear import expert_linear
 from headway.kernels.runtime._triton import takes_triton
 from headway.kernels.types._epilogue import GateActivation
@@ -26,3 +27,23 @@ def expert_results(
     blocks = arrange_pairs(choice.ids, weights.gate_up.shape[0]) if takes_triton(x) else None
     inner = expert_linear(x, weights.gate_up, choice.ids, gate=activation, blocks=blocks)
     return expert_linear(inner, weights.down, choice.ids, blocks=blocks)
+
+
+def tokens_of_each_kernel(
+    x: torch.Tensor,  # [1, hidden]: of the dtype and device of tokens
+    weights: ExpertWeights,
+    num_slots: int,
+    most_tokens: int,
+) -> list[int]:
+    """Returns numbers of tokens, up to that one, that take every kernel which the number of tokens
+    chooses."""
+    fewest: dict[object, int] = {}
+    tokens = 1
+    while takes_triton(x) and tokens <= most_tokens:
+        rows, num_blocks, chunk = sizes_of_blocks(tokens, num_slots, weights.gate_up.shape[0])
+        tiles = (
+            tile_of(rows, num_blocks, weight, x, is_gated=weight is weights.gate_up) for weight in weights
+        )
+        fewest.setdefault((rows, chunk, *tiles), tokens)
+        tokens += 1 if tokens < 2 * num_slots else tokens // 8
+    return list(fewest.values())

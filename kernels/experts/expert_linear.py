@@ -9,39 +9,19 @@ at once than it gets of weights that are no codes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from headway.kernels.elementwise._gated_product import gated_product
-from headway.kernels.experts._pair_blocks import arrange_pairs
+from headway.kernels.experts._expert_tiles import tile_of
+from headway.kernels.experts._pair_blocks import arrange_pairs, sizes_of_blocks
 from headway.kernels.linear._skinny_core import is_second, pair_of, split_pairs
 from headway.kernels.reference.experts.expert_linear import expert_linear as expert_linear_twin
-from headway.kernels.runtime._device import multiprocessors, overlap, shared_memory_bytes
+from headway.kernels.runtime._device import overlap, shared_memory_bytes
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, takes_triton, tl
 from headway.kernels.types._epilogue import GateActivation
 from headway.kernels.types._experts import GROUP, ExpertMatrix, PairBlocks
-
-# The rows of a pair that is a block of its own; tensor cores multiply no fewer.
-_ROWS_OF_ONE = 8
-
-
-class _Tile(NamedTuple):
-    """outputs: of a gated product, half of them gates."""
-
-    outputs: int
-    inputs: int
-    num_warps: int
-    stages: int
-
-
-_FLOAT32 = _Tile(64, 32, 4, 3)
-# Smaller tiles where larger ones would leave multiprocessors with one program or none.
-_SMALL, _PROGRAMS_TO_FILL = _Tile(64, GROUP, 4, 5), 2
-_FEW, _FEW_ROWS = _Tile(128, GROUP, 4, 3), 32
-# Of many rows. Codes are expanded by groups.
-_GATED, _PLAIN = _Tile(128, 64, 8, 4), _Tile(128, 64, 4, 4)
-_GATED_CODES, _PLAIN_CODES = _Tile(128, GROUP, 8, 3), _Tile(128, GROUP, 4, 3)
 
 
 @jit
@@ -195,10 +175,8 @@ def expert_linear(
     check_dense(ids, weight.values, *(() if weight.factors is None else (weight.factors,)))
     assert x.stride(1) == 1, x.stride()
     blocks = arrange_pairs(ids, experts) if blocks is None else blocks
-    block_rows, num_blocks = (
-        (_ROWS_OF_ONE, ids.numel()) if blocks is None else (blocks.rows, len(blocks.experts))
-    )
-    tile = _tile_of(block_rows, num_blocks, weight, x, is_gated=gate is not None)
+    block_rows, num_blocks, _ = sizes_of_blocks(len(ids), ids.shape[1], experts)
+    tile = tile_of(block_rows, num_blocks, weight, x, is_gated=gate is not None)
     order, of_block, starts, ends = (ids,) * 4 if blocks is None else blocks[:4]
     tile_bytes = (tile.outputs + block_rows) * tile.inputs * x.element_size()
     overlaps, launch = overlap(x.device)
@@ -211,16 +189,3 @@ def expert_linear(
         num_stages=min(tile.stages, max(shared_memory_bytes(x.device) // tile_bytes, 1)), **launch,
     )  # fmt: skip
     return out
-
-
-def _tile_of(
-    block_rows: int, num_blocks: int, weight: ExpertMatrix, x: torch.Tensor, *, is_gated: bool
-) -> _Tile:
-    """Returns the tile of a program, as measured on an H200."""
-    if x.is_cuda and x.dtype == torch.float32:
-        return _FLOAT32
-    if block_rows > _FEW_ROWS:
-        plain, gated = (_PLAIN, _GATED) if weight.bits == 16 else (_PLAIN_CODES, _GATED_CODES)
-        return gated if is_gated else plain
-    programs = num_blocks * blocks_of(weight.shape[1], _FEW.outputs)
-    return _SMALL if programs < _PROGRAMS_TO_FILL * multiprocessors(x.device) else _FEW
