@@ -5,7 +5,8 @@ models.
 
 A decode round launches `verify_and_rewind` on the GPU; it and the separate operations
 `verify_speculative_tokens`, `prepare_next_forward_pass` and `rewind_kv_cache` are built from the same Triton
-device functions.
+device functions. The engine launches none of `prepare_drafter_inputs_padded`, `prepare_next_tokens_padded`,
+`advance_draft_step`, `expand_drafter_inputs` and `extend_queries`, which serve drafters of other layouts.
 """
 
 from headway.kernels.attention.api import attention
@@ -63,10 +64,15 @@ from headway.kernels.runtime._precompile import compile_in_workers, log_compilat
 from headway.kernels.sampling.mask_logits import mask_logits
 from headway.kernels.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.sampling.sample import gumbel_noise, sample
+from headway.kernels.speculation.advance_draft_step import advance_draft_step
 from headway.kernels.speculation.begin_decode import begin_decode
+from headway.kernels.speculation.expand_drafter_inputs import expand_drafter_inputs
+from headway.kernels.speculation.extend_queries import extend_queries
 from headway.kernels.speculation.force_acceptance import force_acceptance
 from headway.kernels.speculation.open_drafts import open_drafts
 from headway.kernels.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.speculation.prepare_drafter_inputs import prepare_drafter_inputs_padded
+from headway.kernels.speculation.prepare_next_tokens import prepare_next_tokens_padded
 from headway.kernels.speculation.prepare_verify_inputs import prepare_verify_inputs
 from headway.kernels.speculation.propose_ngram import propose_ngram
 from headway.kernels.speculation.rewind import rewind_kv_cache
@@ -133,6 +139,7 @@ __all__ = [
     "Weight",
     "add_rms_norm",
     "adds_residual",
+    "advance_draft_step",
     "attention",
     "begin_decode",
     "can_be_packed",
@@ -147,10 +154,12 @@ __all__ = [
     "delta_chunks",
     "delta_windows",
     "embed_rms_norm",
+    "expand_drafter_inputs",
     "expanded_expert",
     "expanded_weight",
     "expert_linear",
     "expert_results",
+    "extend_queries",
     "force_acceptance",
     "fuses_qkv",
     "gated_mul",
@@ -177,7 +186,9 @@ __all__ = [
     "padded_form",
     "paged_attention",
     "prefill_attention",
+    "prepare_drafter_inputs_padded",
     "prepare_next_forward_pass",
+    "prepare_next_tokens_padded",
     "prepare_verify_inputs",
     "process_logits",
     "propose_ngram",

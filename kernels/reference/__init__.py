@@ -22,10 +22,15 @@ from headway.kernels.reference.recurrent.mamba import mamba_state_selective_copy
 from headway.kernels.reference.sampling.mask_logits import mask_logits
 from headway.kernels.reference.sampling.process_logits import count_tokens, process_logits
 from headway.kernels.reference.sampling.sample import gumbel_noise, sample
+from headway.kernels.reference.speculation.advance_draft_step import advance_draft_step
 from headway.kernels.reference.speculation.begin_decode import begin_decode
+from headway.kernels.reference.speculation.expand_drafter_inputs import expand_drafter_inputs
+from headway.kernels.reference.speculation.extend_queries import extend_queries
 from headway.kernels.reference.speculation.force_acceptance import force_acceptance
 from headway.kernels.reference.speculation.open_drafts import open_drafts
 from headway.kernels.reference.speculation.prepare import prepare_next_forward_pass
+from headway.kernels.reference.speculation.prepare_drafter_inputs import prepare_drafter_inputs_padded
+from headway.kernels.reference.speculation.prepare_next_tokens import prepare_next_tokens_padded
 from headway.kernels.reference.speculation.prepare_verify_inputs import prepare_verify_inputs
 from headway.kernels.reference.speculation.propose_ngram import propose_ngram
 from headway.kernels.reference.speculation.rewind import rewind_kv_cache
@@ -41,6 +46,7 @@ from headway.kernels.reference.transfer.stream_read import stream_read
 __all__ = [
     "add_linear",
     "add_rms_norm",
+    "advance_draft_step",
     "batch_invariant_linear",
     "begin_decode",
     "convolve_chunks",
@@ -51,6 +57,8 @@ __all__ = [
     "delta_chunks",
     "delta_windows",
     "embed_rms_norm",
+    "expand_drafter_inputs",
+    "extend_queries",
     "force_acceptance",
     "gated_linear",
     "gated_mul",
@@ -61,7 +69,9 @@ __all__ = [
     "open_drafts",
     "paged_attention",
     "prefill_attention",
+    "prepare_drafter_inputs_padded",
     "prepare_next_forward_pass",
+    "prepare_next_tokens_padded",
     "prepare_verify_inputs",
     "process_logits",
     "propose_ngram",

@@ -1,7 +1,8 @@
-"""Device functions of verification, preparation and rewind.
+"""Device functions of verification, preparation, rewind and drafters' inputs.
 
-The public kernels (`verify`, `prepare`, `rewind`) and the fused kernel that a decode round launches
-(`verify_and_rewind`) are both built from these functions, so that there is one code for each rule.
+The public kernels (`verify`, `prepare`, `rewind`, `prepare_next_tokens`, `advance_draft_step`) and those that
+a decode round launches (`prepare_verify_inputs`, `open_drafts`, `verify_and_rewind`) are built from these
+functions, so that there is one code for each rule.
 Every argument that is not a pointer or a constant is a block with one lane per row.
 """
 
@@ -19,7 +20,7 @@ def accepts_draft(is_accepted: tl.tensor, draft: tl.tensor, target: tl.tensor) -
 
 @jit
 def count_accepted(accepted: tl.tensor, is_accepted: tl.tensor) -> tl.tensor:
-    """int64: the number of accepted drafts with this one."""
+    """int64: the number of accepted tokens with this one."""
     return accepted + is_accepted.to(tl.int64)
 
 
@@ -27,6 +28,14 @@ def count_accepted(accepted: tl.tensor, is_accepted: tl.tensor) -> tl.tensor:
 def token_or_none(is_present: tl.tensor, token: tl.tensor) -> tl.tensor:
     """The token, or -1 where there is none: -1 equals no token that the target chooses."""
     return tl.where(is_present, token, -1)
+
+
+@jit
+def slot_or_none(
+    is_present: tl.tensor, block: tl.tensor, position: tl.tensor, BLOCK_SIZE: tl.constexpr
+) -> tl.tensor:
+    """int64: the slot of that position, which stands in that block; -1 where there is none. block: int64."""
+    return tl.where(is_present, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
 
 
 @jit

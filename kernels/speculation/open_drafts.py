@@ -7,6 +7,7 @@ import torch
 from headway.kernels.reference.speculation.open_drafts import open_drafts as open_drafts_twin
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import slot_or_none
 from headway.kernels.types._row_state import DraftWindow, RowState
 
 _ROWS, _WARPS = 32, 1
@@ -63,8 +64,7 @@ def _open_drafts_kernel(
         cell = row * WIDTH + place
         tl.store(token_ptr + cell, token, mask=is_row)
         tl.store(position_ptr + cell, tl.where(is_valid, position, 0), mask=is_row)
-        slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-        tl.store(slot_ptr + cell, tl.where(is_valid, slot, -1), mask=is_row)
+        tl.store(slot_ptr + cell, slot_or_none(is_valid, block, position, BLOCK_SIZE), mask=is_row)
     tl.store(start_ptr + row, start, mask=is_row)
     tl.store(end_ptr + row, tl.where(is_live, tl.minimum(end + 1, limit), 0), mask=is_row)
     tl.store(last_place_ptr + row, row * WIDTH + tl.maximum(count - 1, 0), mask=is_row)

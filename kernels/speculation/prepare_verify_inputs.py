@@ -10,6 +10,7 @@ from headway.kernels.reference.speculation.prepare_verify_inputs import (
 )
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.speculation._device_functions import slot_or_none
 from headway.kernels.types._row_state import RoundWindow, RowState
 
 _ROWS, _WARPS = 32, 1
@@ -78,8 +79,7 @@ def _open_kernel(
         cell = row * (DEPTH + 1) + place
         tl.store(token_ptr + cell, tl.where(is_valid, token, 0), mask=is_row)
         tl.store(position_ptr + cell, tl.where(is_valid, position, 0), mask=is_row)
-        slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-        tl.store(slot_ptr + cell, tl.where(is_valid, slot, -1), mask=is_row)
+        tl.store(slot_ptr + cell, slot_or_none(is_valid, block, position, BLOCK_SIZE), mask=is_row)
         tl.store(valid_ptr + cell, is_valid, mask=is_row)
 
     _advance_row(

@@ -772,6 +772,44 @@ CASES = [
     ),
     *(
         case
+        for kind in ("*i32", VECTOR)
+        for case in (
+            Case(
+                "prepare_drafter_inputs",
+                "_prepare_inputs_kernel",
+                pointers("drafts valid start index rejected", kind),
+                {"ROWS": 128},
+            ),
+            Case(
+                "prepare_next_tokens",
+                "_next_tokens_kernel",
+                pointers("sampled backup token count", kind) | {"discard_ptr": "*i1"},
+                {"WIDTH": 4, "ROWS": 128},
+            ),
+            Case(
+                "advance_draft_step",
+                "_advance_kernel",
+                pointers("position table length new_position slot", kind),
+                BOOKKEEPING,
+            ),
+            Case(
+                "expand_drafter_inputs",
+                "_expand_kernel",
+                pointers("target target_position next start end token position new mapping", kind)
+                | pointers("rejected masked", "*i1"),
+                {"SHIFT": int(kind == VECTOR), "TOKENS": 256},
+                num_warps=2,
+            ),
+            Case(
+                "extend_queries",
+                "_extend_kernel",
+                pointers("start length new_start new_length", kind),
+                {"ROWS": 128},
+            ),
+        )
+    ),
+    *(
+        case
         for kind, precision, tolerated in (("*bf16", "bf16", 0), ("*fp32", "tf32x3", 2048))
         for case in (
             Case(

@@ -36,6 +36,14 @@ TESTS: dict[str, Callable[[], None]] = {
     "verify_and_rewind": lambda: load("verify_and_rewind").test_every_row_keeps_what_the_target_agrees_with(
         40, 3, 4, CPU
     ),
+    "prepare_next_tokens": lambda: load("prepare_next_tokens").test_random_batches(20, CPU),
+    "advance_draft_step": lambda: load("advance_draft_step").test_a_block_boundary_and_the_end_of_the_context(
+        CPU
+    ),
+    "open_drafts": lambda: load("open_drafts").test_pending_tokens_end_at_their_place(40, 4, 16, 0, CPU),
+    "prepare_verify_inputs": lambda: load(
+        "prepare_verify_inputs"
+    ).test_every_row_opens_its_window_and_advances(40, 3, 4, CPU),
 }
 
 
@@ -51,14 +59,19 @@ def keeps_absent_tokens(_original: Any, _is_present: Any, token: Any) -> Any:
     return token
 
 
+def takes_the_next_slot(original: Any, is_present: Any, block: Any, position: Any, *rest: Any) -> Any:
+    return original(is_present, block, position + 1, *rest)
+
+
 def rewinds_one_token_less(original: Any, row: Any, length: Any, offset: Any, *rest: Any) -> Any:
     return original(row, length + 1, offset + 1, *rest)
 
 
 FAULTS = {
     "accepts_draft": (forgets_earlier_drafts, ("verify", "verify_and_rewind")),
-    "count_accepted": (counts_no_draft, ("verify", "prepare", "verify_and_rewind")),
+    "count_accepted": (counts_no_draft, ("verify", "prepare", "verify_and_rewind", "prepare_next_tokens")),
     "token_or_none": (keeps_absent_tokens, ("prepare", "verify_and_rewind")),
+    "slot_or_none": (takes_the_next_slot, ("advance_draft_step", "open_drafts", "prepare_verify_inputs")),
     "rewind_row": (rewinds_one_token_less, ("rewind", "verify_and_rewind")),
 }
 

@@ -215,6 +215,49 @@ def proposed(depth: int) -> Case:
     return case
 
 
+def padded(dtype: torch.dtype, rows: int, device: torch.device) -> Arguments:
+    counts = torch.arange(rows + 1, device=device)
+    return {
+        "cu_num_draft_tokens": counts[1:],
+        "valid_sampled_counts": counts[1:] * 0 + 1,
+        "query_start_loc": 2 * counts,
+    }
+
+
+def next_of(dtype: torch.dtype, rows: int, device: torch.device) -> Arguments:
+    tokens = torch.arange(rows, device=device)
+    discarded = torch.zeros(rows, dtype=torch.bool, device=device)
+    return {
+        "sampled_token_ids": tokens[:, None],
+        "discard_mask": discarded,
+        "backup_token_ids": tokens,
+        "vocab_size": VOCAB,
+    }
+
+
+def made_room(dtype: torch.dtype, rows: int, device: torch.device) -> Arguments:
+    counts = torch.arange(rows + 1, device=device)
+    tokens, starts = (
+        torch.arange(2 * rows, device=device),
+        {"query_start_loc": 2 * counts, "query_end_loc": 2 * counts[:-1]},
+    )
+    numbers = {"padding_token_id": 0, "parallel_token_id": 1, "num_padding_slots": 2, "shift": True}
+    return (
+        {"target_token_ids": tokens, "target_positions": tokens, "next_token_ids": counts[:-1]}
+        | starts
+        | numbers
+    )
+
+
+def extended(n: int) -> Case:
+    def case(dtype: torch.dtype, rows: int, device: torch.device) -> Arguments:
+        counts = torch.arange(rows + 1, device=device)
+        numbers = {"num_tokens": rows, "max_query_len": 1, "max_seq_len": rows, "n": n}
+        return {"query_start_loc": counts, "seq_lens": counts[1:]} | numbers
+
+    return case
+
+
 def packed(dtype: torch.dtype, rows: int, device: torch.device) -> Arguments:
     tokens = torch.arange(3 * rows, device=device)
     numbers = {"num_decode_requests": rows, "num_prefill_requests": 0, "num_speculative_tokens": 2}
@@ -228,6 +271,8 @@ CASES: dict[str, list[Case]] = {
     "convolve_chunks": [convolved("convolve_chunks")],
     "convolve_windows": [convolved("convolve_windows")],
     "embed_rms_norm": [normed("embed_rms_norm")],
+    "expand_drafter_inputs": [made_room],
+    "extend_queries": [extended(0), extended(2)],
     "gated_linear": [product(), product("bias"), product("norm")],
     "gated_rms_norm": [gated],
     "gumbel_noise": [
@@ -240,6 +285,8 @@ CASES: dict[str, list[Case]] = {
     "open_drafts": [opened(1), opened(2)],
     "paged_attention": [attended("paged_attention"), attended("paged_attention", first_position=1)],
     "prefill_attention": [attended("prefill_attention")],
+    "prepare_drafter_inputs_padded": [padded],
+    "prepare_next_tokens_padded": [next_of],
     "prepare_verify_inputs": [prepared(0), prepared(2)],
     "process_logits": [process(is_used=False), process(is_used=True)],
     "propose_ngram": [proposed(1), proposed(3)],

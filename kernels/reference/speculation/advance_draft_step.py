@@ -1,0 +1,42 @@
+"""Moves an autoregressive drafter on by one token a request (PyTorch twin)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def advance_draft_step(
+    positions: torch.Tensor,  # [R] integer: of the tokens that the drafter has seen last
+    block_table: torch.Tensor,  # [R, max_blocks] integer
+    seq_lens: torch.Tensor,  # [R] integer, in place
+    block_size: int,
+    max_model_len: int,
+    out_positions: torch.Tensor,  # [>= R] integer, written; may be `positions`
+    out_slot_mapping: torch.Tensor,  # [>= input_batch_size] integer, written
+    input_batch_size: int | None = None,  # the graph's requests; None: R
+) -> None:
+    """The new position is the next one, its slot block id * block_size + offset, and the length grows by 1.
+
+    A request whose new position is not below max_model_len gets position 0, slot -1 and length 1, so that
+    what it computes is not stored and stays cheap. Lengths stay within max_model_len, and the number of a
+    block within the table. Slots from R to input_batch_size are -1; nothing else is written there. Blocks of
+    4, max_model_len 8:
+
+        positions 2 3 7   table 5 6     new positions 3 4 0   slots  23 32 -1
+                                9 8
+                                1 2
+
+    After vLLM's `eagle_step_update_slot_mapping_and_metadata`. The engine's drafters take such a step by
+    `open_drafts`, which finds slots by the same device function and ends a row at its own limit.
+    """
+    num_requests = len(positions)
+    new = positions + 1
+    is_inside = new < max_model_len
+    new = torch.where(is_inside, new, 0)
+    columns = (new.long() // block_size).clamp(max=block_table.shape[1] - 1)
+    slots = block_table.gather(1, columns[:, None])[:, 0].long() * block_size + new % block_size
+    end = num_requests if input_batch_size is None else input_batch_size
+    out_positions[:num_requests] = new
+    out_slot_mapping[:num_requests] = torch.where(is_inside, slots, -1)
+    out_slot_mapping[num_requests:end] = -1
+    seq_lens.copy_(torch.where(is_inside, (seq_lens + 1).clamp(max=max_model_len), 1))

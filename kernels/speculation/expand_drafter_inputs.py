@@ -1,0 +1,126 @@
+"""Makes room among the target's inputs for the tokens that a drafter drafts at once."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.speculation._window import check_padding_slots
+from headway.kernels.reference.speculation.expand_drafter_inputs import (
+    expand_drafter_inputs as expand_drafter_inputs_twin,
+)
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+
+_TOKENS, _WARPS = 256, 2
+
+
+@jit_once_for("padding_token_id", "parallel_token_id", "num_slots", "num_tokens", "num_requests")
+def _expand_kernel(
+    target_ptr: tl.tensor,
+    target_position_ptr: tl.tensor,
+    next_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    token_ptr: tl.tensor,
+    position_ptr: tl.tensor,
+    rejected_ptr: tl.tensor,
+    masked_ptr: tl.tensor,
+    new_ptr: tl.tensor,
+    mapping_ptr: tl.tensor,
+    padding_token_id: tl.tensor,
+    parallel_token_id: tl.tensor,
+    num_slots: tl.tensor,
+    num_tokens: tl.tensor,
+    num_requests: tl.tensor,
+    SHIFT: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:
+    """One program a request and TOKENS of its output's places, one lane a place."""
+    request = tl.program_id(0).to(tl.int64)
+    rank = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    start = tl.load(start_ptr + request).to(tl.int64)
+    next_start = tl.load(start_ptr + request + 1).to(tl.int64)
+    # What stands behind the last request are rejected tokens of it.
+    next_start = tl.where(request + 1 < num_requests, next_start, num_tokens)
+    num_valid = tl.load(end_ptr + request).to(tl.int64) + 1 - start - SHIFT
+    is_place = rank < next_start - start + num_slots - SHIFT
+    place = start + request * (num_slots - SHIFT) + rank
+
+    is_valid = is_place & (rank < num_valid)
+    is_rejected = rank >= num_valid + num_slots
+    is_masked = (rank > num_valid) & (rank < num_valid + num_slots)
+    token = tl.load(target_ptr + start + rank + SHIFT, mask=is_valid, other=0).to(tl.int64)
+    token = tl.where(rank == num_valid, tl.load(next_ptr + request).to(tl.int64), token)
+    token = tl.where(is_masked, parallel_token_id, tl.where(is_rejected, padding_token_id, token))
+    tl.store(token_ptr + place, token, mask=is_place)
+    first_position = tl.load(target_position_ptr + start).to(tl.int64)
+    tl.store(position_ptr + place, tl.where(is_rejected, 0, first_position + rank), mask=is_place)
+    tl.store(rejected_ptr + place, is_rejected, mask=is_place)
+    tl.store(masked_ptr + place, is_masked, mask=is_place)
+    is_new = is_place & (rank >= num_valid) & (rank < num_valid + num_slots)
+    tl.store(new_ptr + request * num_slots + rank - num_valid, place, mask=is_new)
+    if SHIFT:
+        tl.store(mapping_ptr + start + rank, place, mask=rank < next_start - start)
+
+
+def expand_drafter_inputs(
+    target_token_ids: torch.Tensor,  # [tokens] integer
+    target_positions: torch.Tensor,  # [tokens] integer
+    next_token_ids: torch.Tensor,  # [R] integer: the bonus token of each request
+    query_start_loc: torch.Tensor,  # [R + 1] integer: place of each request's first token, then of their end
+    query_end_loc: torch.Tensor,  # [R] integer: place of each request's last token that was not rejected
+    *,
+    padding_token_id: int,
+    parallel_token_id: int,
+    num_padding_slots: int,
+    shift: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Returns (token_ids, positions, is_rejected, is_masked, new_token_indices, hidden_state_mapping).
+
+    With P = num_padding_slots, 1 or more, each request has P tokens more, P - 1 with shift, which drops its
+    first token: its valid tokens, its bonus token, P - 1 tokens parallel_token_id, and padding_token_id for
+    each rejected token. Positions count from the position of the request's first token, 0 where rejected.
+
+    token_ids, positions, is_rejected (bool) and is_masked (bool) are flat over all requests,
+    new_token_indices [R * P] are the places of bonus and parallel tokens there. hidden_state_mapping
+    [tokens], is None without shift: for each input token, a rejected one, too, the place of equal rank
+    in its request. Each request has a token that was not rejected. Tokens behind the last request, padding
+    of a graph, count as rejected ones of that request. The first two results have the dtypes of what they
+    come from, the indices that of query_start_loc.
+
+    Raises ValueError where num_padding_slots is below 1. After vLLM's `copy_and_expand_eagle_inputs_kernel`;
+    the twin shows an example and says what the engine does instead.
+    """
+    if not takes_triton(target_token_ids):
+        return expand_drafter_inputs_twin(
+            target_token_ids,
+            target_positions,
+            next_token_ids,
+            query_start_loc,
+            query_end_loc,
+            padding_token_id=padding_token_id,
+            parallel_token_id=parallel_token_id,
+            num_padding_slots=num_padding_slots,
+            shift=shift,
+        )
+    check_padding_slots(num_padding_slots)
+    check_dense(target_token_ids, target_positions, next_token_ids, query_start_loc, query_end_loc)
+    num_tokens, num_requests = len(target_token_ids), len(next_token_ids)
+    assert num_requests <= num_tokens, (num_requests, num_tokens)
+    assert num_requests > 0 or num_tokens == 0, "tokens of no request"
+    total = num_tokens + num_requests * (num_padding_slots - shift)
+    token_ids, positions = target_token_ids.new_empty(total), target_positions.new_empty(total)
+    is_rejected, is_masked = torch.empty(
+        (2, total), dtype=torch.bool, device=target_token_ids.device
+    ).unbind()
+    new = query_start_loc.new_empty(num_requests * num_padding_slots)
+    mapping = query_start_loc.new_empty(num_tokens) if shift else None
+    if num_requests > 0:
+        # The host does not know how long a request is.
+        most = num_tokens + num_padding_slots - shift
+        _expand_kernel[(num_requests, blocks_of(most, _TOKENS))](
+            target_token_ids, target_positions, next_token_ids, query_start_loc, query_end_loc,
+            token_ids, positions, is_rejected, is_masked, new, new if mapping is None else mapping,
+            padding_token_id, parallel_token_id, num_padding_slots, num_tokens, num_requests,
+            SHIFT=int(shift), TOKENS=_TOKENS, num_warps=_WARPS,
+        )  # fmt: skip
+    return token_ids, positions, is_rejected, is_masked, new, mapping
