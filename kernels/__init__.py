@@ -75,6 +75,7 @@ from headway.kernels.speculation.prepare_drafter_inputs import prepare_drafter_i
 from headway.kernels.speculation.prepare_next_tokens import prepare_next_tokens_padded
 from headway.kernels.speculation.prepare_verify_inputs import prepare_verify_inputs
 from headway.kernels.speculation.propose_ngram import propose_ngram
+from headway.kernels.speculation.relax_acceptance import relax_acceptance
 from headway.kernels.speculation.rewind import rewind_kv_cache
 from headway.kernels.speculation.store_pending_states import store_pending_states
 from headway.kernels.speculation.store_tokens import store_tokens
@@ -195,6 +196,7 @@ __all__ = [
     "qkv_rope_append",
     "quantized_weight",
     "reads_codes",
+    "relax_acceptance",
     "reserve_workspace",
     "rewind_kv_cache",
     "rms_norm",

@@ -33,6 +33,7 @@ from headway.kernels.reference.speculation.prepare_drafter_inputs import prepare
 from headway.kernels.reference.speculation.prepare_next_tokens import prepare_next_tokens_padded
 from headway.kernels.reference.speculation.prepare_verify_inputs import prepare_verify_inputs
 from headway.kernels.reference.speculation.propose_ngram import propose_ngram
+from headway.kernels.reference.speculation.relax_acceptance import relax_acceptance
 from headway.kernels.reference.speculation.rewind import rewind_kv_cache
 from headway.kernels.reference.speculation.store_pending_states import store_pending_states
 from headway.kernels.reference.speculation.store_tokens import store_tokens
@@ -77,6 +78,7 @@ __all__ = [
     "propose_ngram",
     "qkv_rope_append",
     "quantized_linear",
+    "relax_acceptance",
     "rewind_kv_cache",
     "rms_norm",
     "rope_append",

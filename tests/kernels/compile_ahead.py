@@ -757,6 +757,13 @@ CASES = [
                 num_warps=1,
             ),
             Case(
+                "relax_acceptance",
+                "_relax_kernel",
+                pointers("sampled token id span") | pointers("valid probable", "*i1"),
+                {"ROWS": 32, "DEPTH": depth},
+                num_warps=1,
+            ),
+            Case(
                 "verify",
                 "_verify_kernel",
                 pointers("input output last") | {"mask_ptr": "*i1"},
@@ -769,6 +776,18 @@ CASES = [
                 {"DEPTH": depth, "ROWS": 128},
             ),
         )
+    ),
+    *(
+        Case(
+            "relax_acceptance",
+            "_judge_kernel",
+            pointers("token id span")
+            | pointers("valid probable", "*i1")
+            | {"logits_ptr": kind, "max_gap": "fp32"},
+            {"DEPTH": 3, "BLOCK": 4096, "WIDE": wide},
+            num_warps=8,
+        )
+        for kind, wide in (("*bf16", tl.float32), ("*fp32", tl.float32), ("*fp64", tl.float64))
     ),
     *(
         case

@@ -30,6 +30,7 @@ CHEAP = (
     "open_drafts",
     "verify_and_rewind",
     "force_acceptance",
+    "relax_acceptance",
     "store_pending_states",
     "store_tokens",
     "begin_decode",
