@@ -56,7 +56,12 @@ from headway.engine.protocol.messages import (
     ToEngine,
     TokenEvent,
 )
-from headway.engine.protocol.sampling_params import FinishReason, SamplingParams, ThinkingBudget
+from headway.engine.protocol.sampling_params import (
+    FinishReason,
+    RelaxedThinking,
+    SamplingParams,
+    ThinkingBudget,
+)
 from headway.engine.protocol.stats import STAGES, STEP_TOKEN_BOUNDS, AuditOutcome, EngineStats
 from headway.engine.scheduling.limits import (
     MAX_BAD_WORD_TOKENS,
@@ -115,6 +120,7 @@ __all__ = [
     "QuantizeFormat",
     "QueueFullError",
     "Ready",
+    "RelaxedThinking",
     "RequestError",
     "Resume",
     "RoundOutput",

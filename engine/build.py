@@ -34,6 +34,7 @@ from headway.engine.scheduling.depth.costs import CostTable
 from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.drafter import Drafter
+from headway.engine.speculation.relaxed import RelaxedAcceptance
 from headway.engine.speculation.select import check_of_missing_head, new_drafter, warn_without_head
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import MaskTable
@@ -72,7 +73,7 @@ def assemble(
     facts = DeviceFacts.of(wanted_device(config))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    _warn_of_meaningless_text(config)
+    _warn_of_the_text(config)
     spec = read_model_spec(config.model_path)
     # What steps take is no reason to refuse a model before it is measured.
     announcement = announced(config, spec, facts, available_bytes(facts.device))
@@ -165,7 +166,7 @@ def build_device(
         device=device,
         is_tried=is_tried,
     )
-    rates = config.synthetic_acceptance
+    rates, rule = config.synthetic_acceptance, config.relaxed_thinking
     return Runner(
         model,
         pool,
@@ -175,6 +176,7 @@ def build_device(
         processors=processors,
         masks=masks,
         synthetic=None if rates is None else SyntheticAcceptance.of_rates(rates, vocab_size, device),
+        relaxed=None if rule is None else RelaxedAcceptance.of_rule(rule, config.num_rows, device),
         prefill=resolved.prefill,
     )
 
@@ -203,12 +205,17 @@ def measured_policy(engine: Engine) -> DepthPolicy:
     return DepthPolicy(CostTable(runner.row_counts, max_depth, measured, catch_ups), max_depth)
 
 
-def _warn_of_meaningless_text(config: EngineConfig) -> None:
+def _warn_of_the_text(config: EngineConfig) -> None:
     if config.load_format == "dummy":
         logger.warning("the weights are random (--load-format dummy): the text means nothing")
     if config.synthetic_acceptance is not None:
         logger.warning(
             "drafts are accepted at set rates, whatever they are (--synthetic-acceptance): the text means nothing"
+        )
+    if config.relaxed_thinking is not None:
+        logger.warning(
+            "LOSSY: while a request reasons, drafts that the model does not choose are accepted (--relaxed-thinking %d,%g)",
+            *config.relaxed_thinking,
         )
 
 

@@ -130,6 +130,26 @@ def check_audit(config: EngineConfig, outline: Outline) -> None:
         raise ConfigError(f"{given} in {outline.dtype} on {outline.device.type}; use --dtype float32")
 
 
+def check_relaxed_thinking(config: EngineConfig) -> None:
+    """Raises ConfigError where --relaxed-thinking, which lets drafts change the text, meets what promises
+    that they do not, or no drafts. The configuration names its drafter."""
+    if config.relaxed_thinking is None:
+        return
+    given = "--relaxed-thinking is LOSSY"
+    others = {
+        "--deterministic": config.deterministic,
+        "--audit-rate": config.audit_rate > 0,
+        "--synthetic-acceptance": config.synthetic_acceptance is not None,
+    }
+    for flag, is_set in others.items():
+        if is_set:
+            raise ConfigError(f"{given} and excludes {flag}; leave one of them out")
+    if config.depth == 0:
+        raise ConfigError(
+            f"{given} by drafts, and nothing drafts; leave it out, or use --drafter ngram and a depth of 1 or more"
+        )
+
+
 def check_logits_processors(config: EngineConfig, outline: Outline, available: int) -> None:
     """available: bytes on the device. Raises ConfigError."""
     vocab_size = outline.spec.vocab_size

@@ -24,6 +24,7 @@ from headway.engine.options import (
     check_deterministic,
     check_logits_processors,
     check_recurrence,
+    check_relaxed_thinking,
     draft_maker,
     has_ordered_sums,
     with_drafter,
@@ -127,6 +128,8 @@ def resolve(
         with noted():
             check(config, outline)
     num_parameters, weights_bytes = parameter_counts(models)
+    with noted():
+        check_relaxed_thinking(config)
     draft_bytes = 0
     draft_layers: tuple[tuple[StateSpec, ...], ...] = ()
     if models.draft is not None:
@@ -289,9 +292,10 @@ def engine_info(resolved: Resolved) -> EngineInfo:
         drafter=config.drafter,
         has_dummy_weights=config.load_format == "dummy",
         synthetic_acceptance=config.synthetic_acceptance,
+        relaxed_thinking=config.relaxed_thinking,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
-        is_deterministic=has_ordered_sums(config, resolved.outline),
+        is_deterministic=has_ordered_sums(config, resolved.outline) and config.relaxed_thinking is None,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from headway.engine.protocol.errors import describe_fault
 from headway.engine.scheduling.plan import BlockGrant, CheckpointSave, Plan, RowMove, RowSetup
 from headway.engine.speculation.ngram import PREDICTIONS
+from headway.engine.speculation.relaxed import RelaxedAcceptance
 from headway.engine.state.pool import StatePool
 from headway.engine.state.processors import LogitsProcessorTable
 from headway.engine.state.row_tensors import RowTensors, numbers_of
@@ -27,10 +28,17 @@ class DeviceRows:
     numbers and the state on the device.
     """
 
-    def __init__(self, numbers: RowTensors, pool: StatePool, processors: LogitsProcessorTable) -> None:
+    def __init__(
+        self,
+        numbers: RowTensors,
+        pool: StatePool,
+        processors: LogitsProcessorTable,
+        relaxed: RelaxedAcceptance | None = None,
+    ) -> None:
         self.numbers = numbers
         self._pool = pool
         self.processors = processors
+        self._relaxed = relaxed
         self.num_logprobs: dict[int, int] = {}  # by row, for rows that return any
         self._views: dict[tuple[int, bool], RowTensors] = {}
 
@@ -89,12 +97,12 @@ class DeviceRows:
         """Gives requests their rows. Returns the faults as `update` does."""
         faults: list[tuple[int, str]] = []
         numbers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        checkpoints: list[int] = []
+        taken: list[RowSetup] = []
         for setup in setups:
             try:
                 self._prepare(setup)
                 numbers.append(numbers_of(setup))
-                checkpoints.append(-1 if setup.checkpoint is None else setup.checkpoint)
+                taken.append(setup)
             except Exception as error:
                 logger.exception("request %d could not be set up", setup.request_id)
                 self.release([setup.row])
@@ -104,8 +112,11 @@ class DeviceRows:
             on_device = to_device(integers, self.device)
             self.numbers.set_up(on_device, to_device(floats, self.device, torch.float32))
             self._keep_predictions(setups)
+            if self._relaxed is not None:
+                self._relaxed.set_up(self.numbers.state_ids.index_select(0, on_device[:, 0]), taken)
             if self._pool.has_row_state:
                 state_ids = self.numbers.state_ids.index_select(0, on_device[:, 0])
+                checkpoints = [-1 if setup.checkpoint is None else setup.checkpoint for setup in taken]
                 self._pool.start_rows(state_ids, to_device(checkpoints, self.device))
         return tuple(faults)
 

@@ -27,6 +27,7 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.scheduling.plan import Plan, PrefillChunk
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.speculation.drafter import Drafter
+from headway.engine.speculation.relaxed import RelaxedAcceptance
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import Masks, MaskTable
 from headway.engine.state.pool import StatePool
@@ -50,6 +51,7 @@ class Runner:
         processors: LogitsProcessorTable | None = None,
         masks: MaskTable | None = None,
         synthetic: SyntheticAcceptance | None = None,
+        relaxed: RelaxedAcceptance | None = None,
         prefill: PrefillPolicy | None = None,
     ) -> None:
         """prefill: bounds what a step may ask for; None: WARM_UP_TOKENS in every step."""
@@ -61,7 +63,7 @@ class Runner:
         self.processors = processors or LogitsProcessorTable(
             len(rows.limits), model.spec.vocab_size, self.device
         )
-        self.table = DeviceRows(rows, pool, self.processors)
+        self.table = DeviceRows(rows, pool, self.processors, relaxed)
         self.masks = masks or MaskTable(len(rows.limits), max_depth + 1, model.spec.vocab_size, self.device)
         self._ring = HostRing(NUM_STAMPS + len(rows.limits) * (max_depth + 2), self.device)
         self._draft_ring = HostRing(1 + len(rows.limits) * max(max_depth, 1), self.device)
@@ -70,7 +72,9 @@ class Runner:
         if self.device.type == "cuda":
             num_logits = len(rows.limits) * (max_depth + 1)
             kept_logits = model.no_states(num_logits).new_empty(num_logits, model.spec.vocab_size)
-        context = StepContext(model, pool, drafter, synthetic, self._ring, self._draft_ring, kept_logits)
+        context = StepContext(
+            model, pool, drafter, synthetic, relaxed, self._ring, self._draft_ring, kept_logits
+        )
         self.launcher = StepLauncher(context, self.table, self.masks, max_prompt_tokens=most)
         self.prompt_ends = PromptEnds(model, self.table, block_size=pool.block_size)
         # On a CPU nothing is padded: grid and graphs are None.

@@ -18,6 +18,7 @@ from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.inputs import ForwardInputs, RowTokens, concatenate, inputs_of
 from headway.engine.sampling.sampler import pick_tokens, score_tokens
 from headway.engine.speculation.drafter import Drafter, PromptTokens
+from headway.engine.speculation.relaxed import RelaxedAcceptance
 from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import Masks
 from headway.engine.state.pool import StatePool
@@ -46,6 +47,7 @@ class StepContext:
     pool: StatePool
     drafter: Drafter
     synthetic: SyntheticAcceptance | None = None
+    relaxed: RelaxedAcceptance | None = None
     ring: HostRing | None = None
     draft_ring: HostRing | None = None
     kept_logits: torch.Tensor | None = None  # [rows * (depth + 1) of the largest round, vocab]
@@ -268,6 +270,8 @@ def _finish_round(
     )
     if context.synthetic is not None and depth > 0:
         context.synthetic.force(sampled, window, rows)
+    if context.relaxed is not None:
+        context.relaxed.relax(sampled, logits, window, rows)
     size = context.pool.block_size
     # The device goes on with a token that exists; the host is told of the broken ones and ends the row's
     # request.

@@ -42,20 +42,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the engine process needs to start.
 
     Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens
-    computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy chooses
-    how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more tokens;
-    None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first of each HTTP
-    request; None: no limit but max_running. max_waiting: HTTP requests that may wait. load_format: "dummy"
-    draws the weights at random instead of reading them, for measurements. drafter: what makes drafts; auto is
-    the draft head where the model has one, else nothing. require_speculation: refuses to start where nothing
-    drafts, or where the head fails its check. synthetic_acceptance: how often the draft at each position is
-    taken, whatever the model picks there, for measurements. audit_rate: the share of the finished requests
-    that is computed again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked;
-    draft_layers: weights and inputs of those of the draft layers' products that follow a norm. The target's
-    are as they are stored, or as quantize says: how linear weights are quantised as they are read.
-    deterministic: refuses to start where a row's text could depend on how many are computed with it, on the
-    depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format:
-    of this process.
+    computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy
+    chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more
+    tokens; None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first of each
+    HTTP request; None: no limit but max_running. max_waiting: HTTP requests that may wait. load_format:
+    "dummy" draws the weights at random instead of reading them, for measurements. drafter: what makes
+    drafts; auto is the draft head where the model has one, else nothing. require_speculation: refuses to
+    start where nothing drafts, or where the head fails its check. synthetic_acceptance: how often the draft
+    at each position is taken, whatever the model picks there, for measurements. relaxed_thinking: LOSSY:
+    while a request reasons, drafts are taken, too, if fewer than this number of tokens are more probable
+    and the most probable one is so by this probability at most; None: drafts change no text. audit_rate:
+    the share of the finished requests that is computed again without drafts, 0 to 1. draft_lm_head: the
+    weights by which drafts are picked; draft_layers: weights and inputs of those of the draft layers'
+    products that follow a norm. The target's are as they are stored, or as quantize says: how linear
+    weights are quantised as they are read. deterministic: refuses to start where a row's text could depend
+    on how many are computed with it, on the depth, or on how its prompt was cut. fast_math: lets it depend
+    on these on a GPU. log_level, log_format: of this process.
     """
 
     model_path: str
@@ -81,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     threads: int | None = None
     synthetic_acceptance: tuple[float, ...] | None = None
+    relaxed_thinking: tuple[int, float] | None = None
     audit_rate: float = 0.0
     deterministic: bool = False
     fast_math: bool = False
@@ -110,6 +113,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         is_possible = self.threads is None or 1 <= self.threads <= most
         _require(is_possible, "threads", self.threads, f"1 to {most:,} (this machine has {cores:,} cores)")
         _require(0 <= self.audit_rate <= 1, "audit_rate", self.audit_rate, "0 to 1")
+        if self.relaxed_thinking is not None:
+            top_k, max_gap = self.relaxed_thinking
+            shown, limit = (
+                f"{top_k},{max_gap:g}",
+                "a number of tokens from 1 on, and a probability from 0 to 1",
+            )
+            _require(top_k >= 1 and 0 <= max_gap <= 1, "relaxed_thinking", shown, limit)
         if self.synthetic_acceptance is not None:
             _check_rates(self.synthetic_acceptance, self.depth, flag)
 

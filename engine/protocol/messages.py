@@ -96,11 +96,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
 
     depth: the most drafts of a round; chooses_depth: a policy chooses how many each has. has_dummy_weights,
-    synthetic_acceptance: as the configuration says; with either the text means nothing. is_deterministic: a
-    text depends on no other request. drafter, draft_lm_head, draft_layers: what was taken for auto; drafter
-    is "none" exactly where depth is 0. has_draft_head: the draft head is loaded. weights_bytes: all in that
-    dtype, whatever drafts take. draft_check: how the head's drafts were found; with the state failed rounds
-    have no drafts.
+    synthetic_acceptance: as the configuration says; with either the text means nothing. relaxed_thinking:
+    likewise, None unless the server is LOSSY. is_deterministic: a text depends on no other request.
+    drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where depth is
+    0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
+    draft_check: how the head's drafts were found; with the state failed rounds have no drafts.
     """
 
     architecture: str
@@ -122,8 +122,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_layers: DraftLayers = "full"
     has_dummy_weights: bool = False
     synthetic_acceptance: tuple[float, ...] | None = None
+    relaxed_thinking: tuple[int, float] | None = None
     is_deterministic: bool = False
     draft_check: DraftCheck = DraftCheck()
+
+    @property
+    def loss(self) -> str | None:
+        """Returns for people what makes the server LOSSY; None: drafts change no text."""
+        if self.relaxed_thinking is None:
+            return None
+        top_k, max_gap = self.relaxed_thinking
+        return f"while a chat reasons, drafts that the model does not choose are accepted (--relaxed-thinking {top_k},{max_gap:g})"
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):

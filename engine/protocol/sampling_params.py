@@ -21,6 +21,14 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     start_id: int | None = None
 
 
+class RelaxedThinking(msgspec.Struct, frozen=True):
+    """The output reasons until it has end_id. start_id: only if that is its first token; None: the prompt
+    opened the reasoning."""
+
+    end_id: int
+    start_id: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is picked from the logits; the order is top to bottom, each default is off.
 
@@ -29,6 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_token_ids: the last id of each is masked where the tokens before it are the others.
     min_tokens: the request's stop_token_ids are masked until the output has min_tokens tokens.
     thinking_budget: where the model's reasoning is closed, whatever else is masked there; None: nowhere.
+    relaxed_thinking: where drafts may be accepted by the rule of the configuration, which is LOSSY, if it has
+    one and nothing adjusts or masks the logits; None: nowhere.
     temperature: 0 is greedy.
     seed: 64 bits; with the absolute position and the vocabulary id it keys the noise.
     num_logprobs: the most probable tokens that come with each token's own log-probability, which is that
@@ -43,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_token_ids: list[list[int]] = []
     min_tokens: int = 0
     thinking_budget: ThinkingBudget | None = None
+    relaxed_thinking: RelaxedThinking | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

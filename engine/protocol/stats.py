@@ -53,16 +53,18 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_generation_tokens = first tokens of prefills + sum of emitted * row_rounds_by_emitted_tokens[emitted].
     num_drafts: row-rounds with at least one valid draft. num_kv_blocks_cached: blocks that nobody uses and
     that still hold a prefix; they are not among the used ones. Per-position lists are indexed by draft
-    position - 1 and have max depth entries. A draft counts for position i only if it was valid there (within
-    the row's limit and depth cap). num_masked_rows: rows of steps whose next tokens a grammar restricted.
-    num_nan_logits: requests that ended because their logits were NaN or infinite. stage_seconds: how long the
-    device worked, by its own clock; keys are STAGES. round_seconds: of rounds whose time without drafts is
-    known, with the drafter's catching up, as in TokenEvent; undrafted_seconds: how long rounds without drafts
-    would have worked on their tokens. kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that
-    were looked up in the prefix cache. num_step_tokens: prompt tokens that steps computed and tokens that
-    they generated. num_steps_by_tokens: how many steps had at most STEP_TOKEN_BOUNDS[i] of them and more than
-    the bound before; the last entry is of those above. audits_by_outcome: requests that were computed again
-    (see `Auditor`), and those that were dropped before.
+    position - 1 and have max depth entries. A draft counts for position i only if it was valid there
+    (within the row's limit and depth cap). num_masked_rows: rows of steps whose next tokens a grammar
+    restricted. num_lossy_requests: requests whose drafts were to be accepted by the relaxed rule of the
+    configuration while they reason. num_nan_logits: requests that ended because their logits were NaN or
+    infinite. stage_seconds: how long the device worked, by its own clock; keys are STAGES. round_seconds:
+    of rounds whose time without drafts is known, with the drafter's catching up, as in TokenEvent;
+    undrafted_seconds: how long rounds without drafts would have worked on their tokens. kv_block_size:
+    tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
+    num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens:
+    how many steps had at most STEP_TOKEN_BOUNDS[i] of them and more than the bound before; the last entry
+    is of those above. audits_by_outcome: requests that were computed again (see `Auditor`), and those that
+    were dropped before.
     """
 
     # gauges
@@ -94,6 +96,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_preemptions: int = 0
     num_nan_logits: int = 0
     num_masked_rows: int = 0
+    num_lossy_requests: int = 0
     finished_by_reason: dict[str, int] = {}
     audits_by_outcome: dict[str, int] = {}
 

@@ -19,6 +19,8 @@ from headway.engine.scheduling.request import Request
 # MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they
 # take 0.5 MiB a row.
 MAX_PENDING = 64
+# Of a row whose drafts are verified exactly.
+NO_REASONING = (0, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class RowSetup:
 
     depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff
     sampling.adjusts_logits. checkpoint: that of the prefix hit, from which the state of the row goes on, if
-    the model keeps any; None: from zero. prediction_token_ids: what its output probably is.
+    the model keeps any; None: from zero. prediction_token_ids: what its output probably is. reasoning: see
+    `reasoning_of`.
     """
 
     request_id: int
@@ -56,6 +59,7 @@ class RowSetup:
     checkpoint: int | None = None
     num_prompt_tokens: int = 0
     prediction_token_ids: tuple[int, ...] = ()
+    reasoning: tuple[int, int, int] = NO_REASONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,22 @@ def history_of(request: Request) -> TokenHistory | None:
     return TokenHistory(tuple(request.prompt_token_ids), tuple(request.output_token_ids), stop)
 
 
+def reasoning_of(request: Request) -> tuple[int, int, int]:
+    """Returns the phase of the request's reasoning after its output so far, and the ids that begin and end
+    it, as the kernel `relax_acceptance` has them. Where logits are adjusted or masked, the rule, which knows
+    raw logits alone, holds nowhere."""
+    span = request.sampling.relaxed_thinking
+    if span is None or request.sampling.adjusts_logits or request.guide is not None:
+        return NO_REASONING
+    output, start = request.output_token_ids, -1 if span.start_id is None else span.start_id
+    phase = 1 if span.start_id is None else 2
+    if phase == 2 and output:
+        phase = int(output[0] == start)
+    if phase == 1 and span.end_id in output:
+        phase = 0
+    return phase, start, span.end_id
+
+
 def row_setup(
     request: Request, history: TokenHistory | None, depth_cap: int, checkpoint: int | None
 ) -> RowSetup:
@@ -184,6 +204,7 @@ def row_setup(
         checkpoint,
         num_prompt_tokens=len(request.prompt_token_ids),
         prediction_token_ids=request.prediction_token_ids[:MAX_PREDICTION],
+        reasoning=reasoning_of(request),
     )
 
 

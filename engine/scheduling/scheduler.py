@@ -26,6 +26,7 @@ from headway.engine.scheduling.block_supply import BlockSupply
 from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.limits import Limits
 from headway.engine.scheduling.plan import (
+    NO_REASONING,
     CheckpointSave,
     Plan,
     PrefillChunk,
@@ -33,6 +34,7 @@ from headway.engine.scheduling.plan import (
     block_grant,
     chunk_end,
     next_chunk,
+    reasoning_of,
     row_of,
     row_setup,
 )
@@ -227,6 +229,8 @@ class Scheduler:
         self._num_taken_in += 1
         state.requests[request.request_id] = request
         state.num_audits += request.is_audit
+        if self._config.relaxed_thinking is not None and not request.is_replay:
+            state.stats.num_lossy_requests += reasoning_of(request) != NO_REASONING
         state.waiting.append(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 
-from headway.server.chat.grammar import chat_grammar, thinking_budget
+from headway.server.chat.grammar import chat_grammar, relaxed_thinking, thinking_budget
 from headway.server.chat.output import callable_tools, output_options
 from headway.server.chat.prompt import chat_prompt, conversation_for
 from headway.server.generation.engine_requests import (
@@ -33,12 +33,14 @@ async def begin_chat(
     kind: str,
     fits_context: bool = False,
     own: Callable[[str], str] = str,
+    tells_loss: bool = False,
 ) -> tuple[Answer, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
     prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as
-    RequestOptions has it. own: the request's name of a path in the chat. Raises ApiError and RequestError for
-    whatever this server cannot serve, by the names of the chat's fields.
+    RequestOptions has it. own: the request's name of a path in the chat. tells_loss: the answer has a
+    system_fingerprint, so that it may be LOSSY. Raises ApiError and RequestError for whatever this server
+    cannot serve, by the names of the chat's fields.
     """
     check_model(body.model, services)
     record = record_of(request)
@@ -79,6 +81,7 @@ async def begin_chat(
         end_strings=services.chat_stop_strings if grammar is None else (),
         output=output,
         thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
+        relaxed_thinking=relaxed_thinking(body, output, info) if tells_loss else None,
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
     head = new_header(prefix, kind, services)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.engine import Grammar, ThinkingBudget
+from headway.engine import EngineInfo, Grammar, RelaxedThinking, ThinkingBudget
 from headway.server.base.errors import ApiError
 from headway.server.chat.output import callable_tools, is_call_required, is_single_call
 from headway.server.formats import OutputFormat
@@ -98,3 +98,21 @@ def thinking_budget(
     if output.thinking.is_open:
         return ThinkingBudget(num_tokens, end_id)
     return ThinkingBudget(num_tokens + 1, end_id, output.thinking.start_id)
+
+
+def relaxed_thinking(
+    body: ChatRequest, output: OutputOptions | None, info: EngineInfo
+) -> RelaxedThinking | None:
+    """Returns where the reasoning may be LOSSY; None on a server that is exact, for a request that wants to
+    be exact, and where no token of its own closes the reasoning."""
+    is_exact = info.relaxed_thinking is None or (
+        body.speculation is not None and bool(body.speculation.exact)
+    )
+    thinking = None if output is None or is_exact else output.thinking
+    if (
+        thinking is None
+        or len(thinking.end_ids) != 1
+        or not (thinking.is_open or thinking.start_id is not None)
+    ):
+        return None
+    return RelaxedThinking(thinking.end_ids[0], None if thinking.is_open else thinking.start_id)

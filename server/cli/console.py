@@ -129,6 +129,8 @@ def banner(
         lines["tools"] = f"{tool_format} (--tool-format)"
     if info.has_dummy_weights or info.synthetic_acceptance is not None:
         lines["warning"] = "random weights or synthetic acceptance: the text means nothing"
+    if info.loss is not None:
+        lines["LOSSY"] = info.loss
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
     curl = "curl" if unix_socket is None else f"curl --unix-socket {shlex.quote(unix_socket)}"
     return f"\nHeadway {__version__}\n{table}\n\n  {curl} {url}/v1/{path} -d '{body}'\n"

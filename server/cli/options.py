@@ -137,6 +137,14 @@ def parse_rates(text: str) -> tuple[float, ...]:
         raise ValueError("numbers with commas between, such as 0.9,0.8,0.7") from None
 
 
+def parse_relaxed(text: str) -> tuple[int, float]:
+    try:
+        top_k, max_gap = text.split(",")
+        return int(top_k), float(max_gap)
+    except ValueError:
+        raise ValueError("a number of tokens and a probability with a comma between, such as 5,0.3") from None
+
+
 def one_of(*values: str, removed: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """removed: values that earlier versions accepted, and what to use instead of each."""
 
@@ -273,6 +281,8 @@ SPECULATION = [
            "(fp8 there for models wider than 2,048; else full)", "NAME", is_for_few=True),
     Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
            "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES", is_for_few=True),
+    Option("relaxed-thinking", parse_relaxed, None, "LOSSY: while a chat reasons, take drafts, too, that are among this many of the most "
+           "probable tokens and at most this much less probable than the first, such as 5,0.3; drafts then change the text", "K,DELTA", is_for_few=True),
     Option("audit-rate", numbers_in(0, 1), 0.0, "compute this share of the finished requests again, without drafts and cached prefixes, while "
            "the server is idle; /metrics counts those that differ, and the log names them", "SHARE", is_for_few=True),
 ]  # fmt: skip

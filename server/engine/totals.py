@@ -50,6 +50,7 @@ def add_counters(past: EngineStats, now: EngineStats) -> EngineStats:
         num_preemptions=past.num_preemptions + now.num_preemptions,
         num_nan_logits=past.num_nan_logits + now.num_nan_logits,
         num_masked_rows=past.num_masked_rows + now.num_masked_rows,
+        num_lossy_requests=past.num_lossy_requests + now.num_lossy_requests,
         finished_by_reason=_add_dicts(past.finished_by_reason, now.finished_by_reason),
         audits_by_outcome=_add_dicts(past.audits_by_outcome, now.audits_by_outcome),
     )

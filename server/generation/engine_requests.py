@@ -14,6 +14,7 @@ from headway.engine import (
     MAX_STOP_TOKEN_IDS,
     EngineInfo,
     Grammar,
+    RelaxedThinking,
     SamplingParams,
     ThinkingBudget,
 )
@@ -42,7 +43,7 @@ class RequestOptions:
     name another's prefixes. bad_words: their ids, from encode_bad_words. prediction: the ids of what is
     predicted. grammar: from grammar_of; the same for all choices. end_token_ids, end_strings: that end the
     text in addition to the model's own. output: how the texts are split into parts; None for text alone.
-    thinking_budget: where reasoning is closed.
+    thinking_budget: where reasoning is closed. relaxed_thinking: where reasoning may be LOSSY.
     """
 
     num_candidates: int = 1
@@ -60,6 +61,7 @@ class RequestOptions:
     end_strings: tuple[str, ...] = ()
     output: OutputOptions | None = None
     thinking_budget: ThinkingBudget | None = None
+    relaxed_thinking: RelaxedThinking | None = None
 
 
 def choice_requests(
@@ -159,6 +161,7 @@ def _sampling(fields: GenerationFields, wanted: RequestOptions, tokenizer: Token
         bad_words_token_ids=list(wanted.bad_words),
         min_tokens=fields.min_tokens or 0,
         thinking_budget=wanted.thinking_budget,
+        relaxed_thinking=wanted.relaxed_thinking,
         temperature=_or(fields.temperature, default.temperature),
         top_k=max(0, _or(fields.top_k, default.top_k)),
         top_p=_or(fields.top_p, default.top_p),

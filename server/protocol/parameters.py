@@ -39,11 +39,13 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class Speculation(msgspec.Struct, forbid_unknown_fields=True):
     """Headway's own. max_draft_tokens: drafts a round that this request may get, the server's depth at most;
     0 turns speculation off. report: the answer tells drafted and accepted tokens by position.
-    draft_positions: each choice tells which of its tokens were drafts."""
+    draft_positions: each choice tells which of its tokens were drafts. exact: drafts change no text, though
+    the server be LOSSY (--relaxed-thinking)."""
 
     max_draft_tokens: int | None = None
     report: bool | None = None
     draft_positions: bool | None = None
+    exact: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

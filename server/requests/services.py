@@ -86,11 +86,13 @@ def engine_info(services: Services) -> EngineInfo:
 
 
 def system_fingerprint(services: Services) -> str:
-    """Stays the same as long as model, version and device settings do: equal seeds then give equal texts."""
+    """Stays the same as long as model, version and device settings do: equal seeds then give equal texts,
+    unless it says LOSSY."""
     info = engine_info(services)
     facts = (__version__, services.model_name, info.architecture, info.num_parameters, info.device, info.dtype,
              info.max_model_len, info.is_deterministic)  # fmt: skip
-    return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    return f"fp_{digest}" if info.loss is None else f"fp_LOSSY_{digest}"
 
 
 def check_model(model: str | None, services: Services) -> None:

@@ -51,7 +51,7 @@ async def create_chat_completion(request: Request) -> Response:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     with names.telling():
         answer, prompt = await begin_chat(
-            body, request, services, prefix="chatcmpl-", kind=kind, own=names.own
+            body, request, services, prefix="chatcmpl-", kind=kind, own=names.own, tells_loss=True
         )
     writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:

@@ -142,12 +142,14 @@ async def ready(request: Request) -> Response:
 
 def _warnings(services: Services) -> list[str]:
     """The engine has been started."""
-    check = engine_info(services).draft_check
+    info = engine_info(services)
+    lossy = [] if info.loss is None else [f"LOSSY: {info.loss}"]
+    check = info.draft_check
     if check.state not in ("failed", "missing"):
-        return []
+        return lossy
     found = "the MTP head failed its check" if check.state == "failed" else "the MTP head is missing"
     effect = "it drafts because a limit was set" if max_draft_tokens(services) else "speculation is off"
-    return [f"{found}, {effect}: {check.reason}"]
+    return [*lossy, f"{found}, {effect}: {check.reason}"]
 
 
 @router.get("/version")

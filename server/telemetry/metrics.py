@@ -316,6 +316,11 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "Rows of steps whose next tokens a grammar restricted.",
         stats.num_masked_rows,
     )
+    yield _counter(
+        "headway_lossy_requests",
+        "LOSSY: requests whose drafts may be accepted while they reason though the model does not choose them (--relaxed-thinking).",
+        stats.num_lossy_requests,
+    )
     yield _labelled(
         "headway_audits",
         "Finished requests that were computed again without drafts (--audit-rate), with the same tokens and log-probabilities or with different ones, "

@@ -36,7 +36,12 @@ def test_nothing_is_left_to_be_decided(measures: dict[str, Any]) -> None:
     open_ones = {key for key, value in values.items() if value is None}
     is_cpu = resolved.config.device == "cpu"
     chosen = {"mixed_above_tokens"} if is_cpu else {"threads", "max_extra_rows"}
-    assert open_ones == chosen | {"kv_cache_memory_bytes", "prefill_chunk", "synthetic_acceptance"}
+    assert open_ones == chosen | {
+        "kv_cache_memory_bytes",
+        "prefill_chunk",
+        "synthetic_acceptance",
+        "relaxed_thinking",
+    }
 
 
 @pytest.mark.parametrize("measures", DEVICES, ids=str)

@@ -19,7 +19,7 @@ from headway_testing.fake_engine import INFO, FakeEngine
 from headway_testing.masked_script import masked_script
 from tokenizers import AddedToken
 
-from headway.engine import SamplingParams, ThinkingBudget, compile_matcher, make_tokenizer
+from headway.engine import RelaxedThinking, SamplingParams, ThinkingBudget, compile_matcher, make_tokenizer
 from headway.server.base.conversation import Conversation
 from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
@@ -267,6 +267,25 @@ class TestReasoning:
         assert sampling[0] == expected
         assert (sampling[1] is None) == (expected is None)
         assert sampling[2:] == [None, None] == [SamplingParams().thinking_budget] * 2
+
+    async def test_reasoning_is_lossy_where_the_server_is_and_the_request_is_not_exact(
+        self, client: httpx.AsyncClient, engine: FakeEngine, tokenizer: Tokenizer, ending: str
+    ) -> None:
+        await chosen(client, max_tokens=4)
+        engine.info = msgspec.structs.replace(INFO, relaxed_thinking=(5, 0.3))
+        for exact in (True, False, None):
+            await chosen(client, speculation={"exact": exact}, max_tokens=4)
+        for path, body in (
+            ("responses", {"input": "hello"}),
+            ("messages", {"messages": HELLO, "max_tokens": 4}),
+        ):
+            response = await client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 200, response.text
+        start_id, end_id = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
+        spans = {"assistant:": (end_id, start_id), "assistant:<think>\n": (end_id, None)}
+        expected = RelaxedThinking(*spans[ending]) if ending in spans and end_id is not None else None
+        relaxed = [request.sampling.relaxed_thinking for request in engine.submitted]
+        assert relaxed == [None, None, expected, expected, None, None]
 
 
 async def test_what_a_grammar_excludes_is_refused_by_both_names(client: httpx.AsyncClient) -> None:

@@ -121,7 +121,7 @@ def test_every_flag_arrives(served: list[Served], tmp_path: Path, between: str |
         --max-depth 4 --max-running 5 --max-waiting 6 --block-size 32 --kv-cache-memory 1.5MiB
         --prefill-chunk 64 --no-prefix-caching --unix-socket /s --tls-cert /c --tls-key /k --api-key a
         --api-key b --admin-key c --cors-origin * --max-body 1MiB --request-timeout 60
-        --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0
+        --keep-alive 5 --log-format json --otlp-endpoint http://c --load-format dummy --synthetic-acceptance .9,.8,.7,0 --relaxed-thinking 5,0.3
         --deterministic --fast-math --require-speculation --force-include-usage --unknown-fields refuse --metrics-names both --chat-template /t"""
     if between is not None:
         line = as_file(line, tmp_path, between)
@@ -135,7 +135,7 @@ def test_every_flag_arrives(served: list[Served], tmp_path: Path, between: str |
     engine = EngineConfig(
         model_path="", device="cpu", dtype="float64", max_model_len=100, threads=2, depth=4, chooses_depth=True, max_running=5,
         max_waiting=6, block_size=32, kv_cache_memory_bytes=3 * 2**19, prefill_chunk=64, prefix_caching=False,
-        load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0), log_level="debug", log_format="json",
+        load_format="dummy", synthetic_acceptance=(0.9, 0.8, 0.7, 0.0), relaxed_thinking=(5, 0.3), log_level="debug", log_format="json",
         deterministic=True, fast_math=True, require_speculation=True,
     )  # fmt: skip
     assert served == [(server, ModelSource("ORG/NAME", "v1"), engine)]
@@ -533,6 +533,13 @@ def test_the_banner_warns_of_text_that_means_nothing(change: dict[str, object], 
     assert (
         "means nothing" in banner("tiny", msgspec.structs.replace(INFO, **change), "http://x")
     ) == is_warned
+
+
+def test_the_banner_says_what_is_lossy() -> None:
+    told = banner("tiny", msgspec.structs.replace(INFO, relaxed_thinking=(5, 0.3)), "http://x")
+    assert "\n  LOSSY    while a chat reasons, drafts that the model does not choose" in told
+    assert "(--relaxed-thinking 5,0.3)\n" in told
+    assert "LOSSY" not in banner("tiny", INFO, "http://x")
 
 
 def test_the_banner_says_what_people_should_know_of_chats() -> None:

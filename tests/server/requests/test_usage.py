@@ -66,6 +66,15 @@ async def test_the_fingerprint_is_another_for_another_model_or_precision(service
     assert len({*found}) == 3
 
 
+async def test_the_fingerprint_of_a_lossy_server_says_so(services: Services) -> None:
+    lossy = FakeEngine(msgspec.structs.replace(INFO, relaxed_thinking=(5, 0.3)))
+    found = []
+    for engine in (services.engine, lossy):
+        async with client_of(dataclasses.replace(services, engine=engine)) as client:
+            found.append((await client.post(URL, json={"prompt": "hello"})).json()["system_fingerprint"])
+    assert ["LOSSY" in fingerprint for fingerprint in found] == [False, True]
+
+
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
 async def test_a_server_may_end_every_stream_with_its_usage(services: Services, options: Any) -> None:
     forced = dataclasses.replace(services, limits=ServiceLimits(force_include_usage=True))

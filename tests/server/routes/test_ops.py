@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_engine import INFO, FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import EngineStats
@@ -55,6 +56,16 @@ async def test_health_is_life_and_ready_is_service(
     assert (answer.json()["is_ready"], answer.json()["reason"]) == (ready == 200, state)
     assert (answer.json()["engine"] is not None) == (ready == 200)
     assert answer.json()["warnings"] == []
+
+
+async def test_a_lossy_server_says_so(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.info = msgspec.structs.replace(INFO, relaxed_thinking=(5, 0.3))
+    engine.stats.num_lossy_requests = 7
+    answer = (await client.get("/ready")).json()
+    assert answer["engine"]["relaxed_thinking"] == [5, 0.3]
+    (warning,) = answer["warnings"]
+    assert warning.startswith("LOSSY: while a chat reasons, drafts")
+    assert (await samples(client))[("headway_lossy_requests_total",)] == 7
 
 
 async def test_models_lists_the_one_that_is_served(client: httpx.AsyncClient) -> None:
