@@ -137,7 +137,7 @@ def add_rms_norm(
     shares: torch.Tensor | None = None,  # [tokens, slots] float32
 ) -> torch.Tensor:
     """[tokens, hidden]: the norm of the new residual. With shares what is added is the weighted sum of a
-    token's slots, as `sum_experts` has it."""
+    token's slots, as `sum_experts` has it; in float32 the last product may be fused with the addition."""
     if not takes_triton(x):
         return add_rms_norm_twin(
             x, residual, weight, epsilon, unit_offset=unit_offset, step=step, shares=shares

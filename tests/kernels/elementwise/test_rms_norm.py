@@ -180,5 +180,8 @@ def test_shares_are_summed_as_by_themselves(slots: int, dtype: torch.dtype, devi
     )
     plain, shared = residual.clone(), residual.clone()
     expected = add_rms_norm(sum_experts(results, shares), plain, weight, 1e-6)
-    assert torch.equal(add_rms_norm(results, shared, weight, 1e-6, shares=shares), expected)
-    assert torch.equal(shared, plain)
+    found = add_rms_norm(results, shared, weight, 1e-6, shares=shares)
+    # In float32 the sum is not rounded before it is added: the last product may be fused with the addition.
+    tolerance = 1e-5 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(shared, plain, rtol=tolerance, atol=tolerance)
