@@ -66,8 +66,8 @@ class Experts:
         spec, gate_up, down = self._spec, self._gate_up[0], self._down[0]
         num_weights, nbytes = gate_up.numel() + down.numel(), gate_up.nbytes + down.nbytes
         num_met = spec.top_k + spec.has_shared_expert
-        # Of each expert that a token meets: gates and up, their product, and the result.
-        activations = self._router.shape[0] + num_met * (3 * spec.intermediate_size + len(down))
+        # Of each expert that a token meets: the product of gates and up, and the result.
+        activations = self._router.shape[0] + num_met * (spec.intermediate_size + len(down))
         return Work(
             self._router.num_weights + num_met * num_weights,
             self._router.nbytes + num_met * nbytes,

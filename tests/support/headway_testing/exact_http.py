@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from headway_testing.chat_models import CONTROL_TOKENS, HERMES_TEMPLATE, MARKUP_TOKENS, scripted_model
 from headway_testing.daemon import Server, start_server, stop_server
 from headway_testing.families import save, tiny_model
-from headway_testing.hybrid import constructed_hybrid
+from headway_testing.hybrid import LAYERS, constructed_hybrid
 from headway_testing.random_requests import Body, random_body
 from headway_testing.tiny_tokenizers import byte_level
 from headway_testing.tiny_tokenizers import save as save_tokenizer
@@ -60,8 +60,8 @@ def _tiny(architecture: str) -> Callable[[Path], Path]:
         tokenizer.add_tokens(list(MARKUP_TOKENS))
         save_tokenizer(folder, tokenizer)
         vocab_size = tokenizer.get_vocab_size()
-        if architecture == "Qwen3_5ForCausalLM":
-            constructed_hybrid(folder, noise=0.1, vocab_size=vocab_size, **SIZES)
+        if architecture in LAYERS:
+            constructed_hybrid(folder, noise=0.1, architecture=architecture, vocab_size=vocab_size, **SIZES)
         else:
             save(tiny_model(architecture, vocab_size=vocab_size, **SIZES), architecture, folder)
         file = folder / "tokenizer_config.json"
@@ -84,6 +84,7 @@ FAMILIES = {
     "llama": Family(_tiny("LlamaForCausalLM"), 3 * 2 * 2 * 16 * 4, has_head=False),
     "gemma3": Family(_tiny("Gemma3ForCausalLM"), 3 * 2 * 2 * 16 * 4, has_head=False),
     "qwen3.5": Family(_tiny("Qwen3_5ForCausalLM"), 5 * 2 * 2 * 16 * 4, has_head=True),
+    "qwen3.5-moe": Family(_tiny("Qwen3_5MoeForCausalLM"), 5 * 2 * 2 * 16 * 4, has_head=True),
 }
 
 

@@ -196,7 +196,7 @@ def constructed_hybrid(path: Path, *, noise: float = 0.0, seed: int = 0, **chang
     with torch.no_grad():
         for module in (oracle.model, oracle.head):
             for name, parameter in module.named_parameters():
-                if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
                     parameter.mul_(noise)
             for part in module.modules():
                 if isinstance(part, OFFSET_NORMS):
