@@ -64,7 +64,12 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         draft_layers=engine.info.draft_layers,
     )
     model = engine.runner.model
-    costs = replace(costs, trunk_bytes=model.work().active_bytes + model.lm_head.nbytes)
+    work = model.work()
+    costs = replace(
+        costs,
+        trunk_bytes=work.active_bytes + model.lm_head.nbytes,
+        further_expert_bytes=work.further_expert_bytes,
+    )
     peak_at_ready = _peak_memory(engine)
     ceilings = measured_ceilings(engine.runner.device, engine.runner.model.dtype)
     _forget_peak(engine)

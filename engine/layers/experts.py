@@ -29,8 +29,8 @@ from headway.kernels import (
 
 class Experts:
     """The weights of all experts are two tensors, whose last entry is the shared expert: its size is that of
-    the others. The logit of the shared expert's gate is one more output of the router. Immutable but for the
-    weight format of the router."""
+    the others. The logit of the shared expert's gate is one more output of the router. Mutable: loading gives
+    the weights their format, by `store`, and the router its own."""
 
     input = None  # the router and the experts read the norm of the stream
 
@@ -44,30 +44,56 @@ class Experts:
         self._router = place.linear(outputs, hidden_size)
         self._rule = ExpertRule(spec.top_k, spec.normalises, spec.has_shared_expert)
         count, inner = sum(outputs.values()), spec.intermediate_size
-        self._gate_up = place.empty(count, 2 * inner, hidden_size)
-        self._down = place.empty(count, hidden_size, inner)
+        self._gate_up = ExpertMatrix(place.empty_weight(count, 2 * inner, hidden_size))
+        self._down = ExpertMatrix(place.empty_weight(count, hidden_size, inner))
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """The weights of all experts in their formats."""
+        return ExpertWeights(self._gate_up, self._down)
+
+    def store(self, weights: ExpertWeights) -> None:
+        """From now on the layer multiplies by these weights; those before are given up."""
+        self._gate_up, self._down = weights
+
+    @property
+    def is_quantized(self) -> bool:
+        """Returns whether a weight is codes."""
+        return any(matrix.factors is not None for matrix in self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of the weights in their formats."""
+        parts = (part for matrix in self.weights for part in (matrix.values, matrix.factors))
+        return sum(part.nbytes for part in parts if part is not None)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """See DecoderLayer."""
-        gate_up, down, count = self._gate_up, self._down, self._spec.num_experts
-        own = {"feed_forward.experts.gate_up": gate_up[:count], "feed_forward.experts.down": down[:count]}
-        if self._spec.has_shared_expert:
-            gate, up = gate_up[count].chunk(2)
-            own["feed_forward.shared.gate.weight"], own["feed_forward.shared.up.weight"] = gate, up
-            own["feed_forward.shared.down.weight"] = down[count]
-        return self._router.tensors() | own
+        """See DecoderLayer. Of weights that are codes there are none."""
+        count, own = self._spec.num_experts, self._router.tensors()
+        if self._gate_up.factors is None:
+            gate_up = self._gate_up.values
+            own["feed_forward.experts.gate_up"] = gate_up[:count]
+            if self._spec.has_shared_expert:
+                gate, up = gate_up[count].chunk(2)
+                own["feed_forward.shared.gate.weight"], own["feed_forward.shared.up.weight"] = gate, up
+        if self._down.factors is None:
+            down = self._down.values
+            own["feed_forward.experts.down"] = down[:count]
+            if self._spec.has_shared_expert:
+                own["feed_forward.shared.down.weight"] = down[count]
+        return own
 
     def linears(self) -> tuple[Linear, ...]:
-        """Returns the router; the weights of experts have no other format."""
+        """Returns the router."""
         return (self._router,)
 
     def work(self) -> Work:
         """See FeedForward."""
-        spec, gate_up, down = self._spec, self._gate_up[0], self._down[0]
-        num_weights, nbytes = gate_up.numel() + down.numel(), gate_up.nbytes + down.nbytes
-        num_met = spec.top_k + spec.has_shared_expert
+        spec, (count, hidden, inner) = self._spec, self._down.shape
+        num_weights, num_met = 3 * hidden * inner, spec.top_k + spec.has_shared_expert
+        nbytes = self.nbytes // count
         # Of each expert that a token meets: the product of gates and up, and the result.
-        activations = self._router.shape[0] + num_met * (spec.intermediate_size + len(down))
+        activations = self._router.shape[0] + num_met * (inner + hidden)
         return Work(
             self._router.num_weights + num_met * num_weights,
             self._router.nbytes + num_met * nbytes,
@@ -85,7 +111,7 @@ class Experts:
         """See FeedForward."""
         x = stream.normed(norm).values
         choice = choose_experts(self._router(x), self._rule, slot_mapping)
-        results = expert_results(x, choice, self._weights(), self._spec.activation)
+        results = expert_results(x, choice, self.weights, self._spec.activation)
         if post_norm is None:
             stream.add_shares(results, choice.weights)
         else:
@@ -93,12 +119,9 @@ class Experts:
 
     def compile(self, most_tokens: int) -> None:
         """Compiles the kernels that the number of tokens chooses, up to that number, by computing zeros."""
-        weights = self._weights()
+        weights = self.weights
         for tokens in tokens_of_each_kernel(
             self._router.zeros(1), weights, self._rule.num_slots, most_tokens
         ):
             x = self._router.zeros(tokens)
             expert_results(x, choose_experts(self._router(x), self._rule), weights, self._spec.activation)
-
-    def _weights(self) -> ExpertWeights:
-        return ExpertWeights(ExpertMatrix(self._gate_up), ExpertMatrix(self._down))

@@ -8,7 +8,9 @@ from typing import Protocol
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.linear import Linear
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.work import Work
@@ -82,6 +84,13 @@ class ModelPair:
         yield from self.target.linears()
         if self.draft is not None:
             yield from self.draft.linears()
+
+    def experts(self) -> Iterable[Experts]:
+        """Yields every mixture of experts of both once. Of draft models MTP heads alone can have some."""
+        head = self.draft.layers if isinstance(self.draft, MtpHead) else ()
+        for block in (*self.target.layers, *(layer.block for layer in head)):
+            if isinstance(block.feed_forward, Experts):
+                yield block.feed_forward
 
     @property
     def active_weights(self) -> int:

@@ -17,8 +17,8 @@ class Placement:
     """The device and dtype of parameters, the dtype of the KV cache, and the ranks that share the model. The
     device "meta" gives shapes without memory.
 
-    kv_dtype: None for that of the parameters. defers_weights: the weights of linear layers get no memory yet:
-    `Linear.store` brings each into its format.
+    kv_dtype: None for that of the parameters. defers_weights: the weights of linear layers and of experts get
+    no memory yet: `Linear.store` and `Experts.store` bring each into its format.
     """
 
     device: torch.device
@@ -34,6 +34,11 @@ class Placement:
 
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+    def empty_weight(self, *shape: int) -> torch.Tensor:
+        """Returns a weight that is not initialised, without memory where weights are deferred."""
+        device = "meta" if self.defers_weights else self.device
+        return torch.empty(shape, device=device, dtype=self.dtype)
 
     def share(self, count: int, name: str) -> int:
         """Returns this rank's part of a number of outputs or heads. Raises ModelError where the ranks cannot
@@ -55,6 +60,5 @@ class Placement:
         """
         own = {path: self.share(count, f"outputs of {path}") for path, count in outputs.items()}
         total = sum(own.values())
-        device = "meta" if self.defers_weights else self.device
-        weight = torch.empty(total, inputs, device=device, dtype=self.dtype)
+        weight = self.empty_weight(total, inputs)
         return Linear(weight, self.empty(total) if has_bias else None, outputs=own, is_gate=is_gate)

@@ -60,29 +60,29 @@ class StackedExperts(Arranged):
     def __init__(self, name: str, experts: Sequence[Mapping[str, Reader]]) -> None:
         """experts: by expert the readers of its tensors, by name."""
         super().__init__(name)
-        self._experts = experts
+        self.experts = experts
 
     def stored(self, shape: Sequence[int]) -> list[Stored]:
         """See Arranged."""
         return [
             Stored(name, reader.get_slice(name), [shape[1] // len(parts), shape[2]])
-            for parts in self._experts
+            for parts in self.experts
             for name, reader in parts.items()
         ]
 
     def get_shape(self) -> list[int]:
-        shapes = [reader.get_slice(name).get_shape() for name, reader in self._experts[0].items()]
-        return [len(self._experts), sum(shape[0] for shape in shapes), *shapes[0][1:]]
+        shapes = [reader.get_slice(name).get_shape() for name, reader in self.experts[0].items()]
+        return [len(self.experts), sum(shape[0] for shape in shapes), *shapes[0][1:]]
 
     def get_dtype(self) -> str:
-        name, reader = next(iter(self._experts[0].items()))
+        name, reader = next(iter(self.experts[0].items()))
         return reader.get_slice(name).get_dtype()
 
     def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
         assert isinstance(places, slice), "experts are read whole"
         return torch.stack([
             torch.cat([reader.get_tensor(name) for name, reader in parts.items()])
-            for parts in self._experts[places]
+            for parts in self.experts[places]
         ])  # fmt: skip
 
 

@@ -88,9 +88,7 @@ def load_model(
         place = Placement(device, found.dtype, group=group, defers_weights=True)
         models = ModelPair(found.spec, place, found.make_draft)
         readers = {path: found.tensors[found.names.of(path)] for path in models.tensors()}
-        packs = {path: reader for path, reader in readers.items() if isinstance(reader, Pack)}
-        packs |= quantized
-        done = place_weights(models, packs, place, progress)
+        done = place_weights(models, {**readers, **quantized}, place, progress)
         stored = {**found.tensors, **{found.names.of(path): pack for path, pack in quantized.items()}}
         _copy(
             stored,

@@ -1,31 +1,42 @@
-"""Brings the weights of linear layers into the formats in which they stay: codes and scales where the
-device's kernels read them, else dense, to be copied."""
+"""Brings the weights of linear layers and of experts into the formats in which they stay: codes and scales
+where the device's kernels read them, else dense, to be copied."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
+from headway.engine.loading.arranging import StackedExperts
+from headway.engine.loading.files import Reader
+from headway.engine.loading.layouts import Coded
 from headway.engine.loading.packs import Pack
 from headway.engine.state.memory import format_bytes
-from headway.kernels import DenseWeight, QuantizedWeight, quantized_weight, reads_codes
+from headway.kernels import (
+    DenseWeight,
+    ExpertMatrix,
+    ExpertWeights,
+    QuantizedWeight,
+    pack_expert,
+    quantized_weight,
+    reads_codes,
+)
 
 logger = logging.getLogger(__name__)
 
 
 def place_weights(
-    models: ModelPair, packs: Mapping[str, Pack], place: Placement, progress: Callable[[float], None]
+    models: ModelPair, readers: Mapping[str, Reader], place: Placement, progress: Callable[[float], None]
 ) -> float:
-    """Gives every linear layer of deferred weights its memory. Returns the share of all weights that are in
-    their places: those of packs that kernels read.
+    """Gives every linear layer and all experts of deferred weights their memory. Returns the share of all
+    weights that are in their places: those of packs that kernels read.
 
-    packs: the quantised weights by their paths. progress: called with that share.
+    readers: of weights by their paths, the quantised ones among them. progress: called with that share.
     """
     paths: dict[int, list[str]] = defaultdict(list)
     tensors = models.tensors()
@@ -35,30 +46,43 @@ def place_weights(
     for linear in models.linears():
         if not linear.weight.is_meta:
             continue
-        own = [packs.get(path) for path in paths[id(linear.weight)]]
-        weight = _coded(linear, own, place)
+        weight = _coded(linear, [readers.get(path) for path in paths[id(linear.weight)]], place)
         if weight is None:
             linear.store(DenseWeight(torch.empty(linear.shape, device=place.device, dtype=place.dtype)))
         else:
             linear.store(weight)
             done += linear.num_weights
             progress(done / total)
-    coded = [linear for linear in models.linears() if linear.is_quantized]
-    if packs:
-        logger.info(
-            "codes of %d linear layers stay in memory, %s; other quantized weights are expanded",
-            len(coded),
-            format_bytes(sum(linear.nbytes for linear in coded)),
-        )
+    for experts in models.experts():
+        placed = []
+        for dense in experts.weights:
+            coded = _coded_experts([readers.get(path) for path in paths[id(dense.values)]], place)
+            if coded is None:
+                coded = ExpertMatrix(torch.empty_like(dense.values, device=place.device))
+            else:
+                done += dense.values.numel()
+                progress(done / total)
+            placed.append(coded)
+        experts.store(ExpertWeights(*placed))
+    if any(map(_is_quantized, readers.values())):
+        _log_codes(models)
     return done / total
 
 
-def _coded(linear: Linear, packs: list[Pack | None], place: Placement) -> QuantizedWeight | None:
+def _log_codes(models: ModelPair) -> None:
+    linears = [linear for linear in models.linears() if linear.is_quantized]
+    experts = [layer for layer in models.experts() if layer.is_quantized]
+    num_bytes = sum(linear.nbytes for linear in linears) + sum(layer.nbytes for layer in experts)
+    logger.info(
+        "codes of %d linear layers and of the experts of %d layers stay in memory, %s; other quantized weights are expanded",
+        len(linears), len(experts), format_bytes(num_bytes),
+    )  # fmt: skip
+
+
+def _coded(linear: Linear, parts: Sequence[Reader | None], place: Placement) -> QuantizedWeight | None:
     """Returns None where the layer's parts are not all quantised in one way that kernels read."""
-    is_read = reads_codes(place.device) and place.dtype == torch.bfloat16 and place.group.size == 1
-    parts = [None if pack is None or not is_read else pack.coded() for pack in packs]
-    coded = [part for part in parts if part is not None]
-    if len(coded) < len(parts) or len({(part.bits, part.scales.shape[1]) for part in coded}) != 1:
+    coded = _codes_of(parts) if _is_read(place) else None
+    if coded is None:
         return None
     scales = torch.cat([part.scales for part in coded])
     narrow = scales.bfloat16()
@@ -69,3 +93,45 @@ def _coded(linear: Linear, packs: list[Pack | None], place: Placement) -> Quanti
         bits=coded[0].bits,
         is_paired=linear.is_gate,
     )
+
+
+def _coded_experts(readers: Sequence[Reader | None], place: Placement) -> ExpertMatrix | None:
+    """readers: of the experts, then of the parts of the shared one. Returns None where not all of them are
+    quantised in one way that kernels read."""
+    experts, *shared = readers
+    if not _is_read(place) or not isinstance(experts, StackedExperts):
+        return None
+    parts = [[*own.values()] for own in experts.experts] + ([shared] if shared else [])
+    values, factors, bits = torch.empty(0), torch.empty(0), 0
+    for index, own in enumerate(parts):
+        coded = _codes_of(own)
+        if coded is None or bits not in (0, coded[0].bits):
+            return None
+        bits = coded[0].bits
+        zeros = torch.cat([part.zeros for part in coded]) if bits == 4 else None
+        codes, scales = (torch.cat(parts) for parts in zip(*[part[1:3] for part in coded], strict=True))
+        packed = pack_expert(codes, scales, zeros, bits=bits)
+        if packed is None:
+            return None
+        if index == 0:
+            values, factors = (part.new_empty(len(parts), *part.shape) for part in packed)
+        values[index], factors[index] = packed
+    return ExpertMatrix(values, factors, bits)
+
+
+def _is_quantized(reader: Reader | None) -> bool:
+    if isinstance(reader, StackedExperts):
+        return all(map(_is_quantized, reader.experts[0].values()))
+    return isinstance(reader, Pack)
+
+
+def _is_read(place: Placement) -> bool:
+    return reads_codes(place.device) and place.dtype == torch.bfloat16 and place.group.size == 1
+
+
+def _codes_of(parts: Sequence[Reader | None]) -> list[Coded] | None:
+    """Returns None where the parts of a weight are not all quantised in one way."""
+    found = [part.coded() if isinstance(part, Pack) else None for part in parts]
+    coded = [part for part in found if part is not None]
+    kinds = {(part.bits, part.scales.shape[1]) for part in coded}
+    return coded if len(coded) == len(found) and len(kinds) == 1 else None

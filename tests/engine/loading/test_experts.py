@@ -12,12 +12,12 @@ import torch
 from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import HybridOracle, one_by_one, packed, rewrite
 from headway_testing.inspection import edit, inspect
-from headway_testing.packs import FP8, Format, fp8_blocks, write_packs
-from headway_testing.paged import load_pair
+from headway_testing.packs import FP8, Format, formats, fp8_blocks, write_packs
+from headway_testing.paged import PagedSequences, load_pair
 from safetensors.torch import load_file
 
 from headway.engine.bench.shape import SHAPES
-from headway.engine.loading import checkpoint
+from headway.engine.loading import checkpoint, placing
 from headway.engine.loading.arranging import StackedExperts
 from headway.engine.loading.checkpoint import make_dummy_model
 from headway.engine.models.registry import read_model_spec
@@ -159,6 +159,54 @@ def test_blocks_of_float8_load_as_the_weights_that_they_stand_for(architecture: 
     report = inspect(pack)
     assert report.problem is None
     assert report.num_expanded == sum(name.endswith("_scale_inv") for name in stored)
+
+
+# All inputs are 128.
+EVEN = {
+    "hidden_size": 128, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_attention_heads": 8,
+    "linear_num_value_heads": 4, "linear_value_head_dim": 32,
+}  # fmt: skip
+BLOCKS = Format(FP8 | {"weight_block_size": [128, 128]}, fp8_blocks(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("form", "bits"),
+    [(lambda: BLOCKS, 8), (formats()["ct int4 g128, zeros"], 4), (formats()["ct int4 channel"], 4)],
+    ids=["fp8", "int4", "int4-channel"],
+)
+@pytest.mark.parametrize("architecture", ["Qwen3_5MoeForCausalLM", "Qwen3MoeForCausalLM"])
+def test_codes_of_experts_give_the_logits_of_the_dequantised_folder(
+    architecture: str, form: Callable[[], Format], bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, by the twins of the kernels; linear layers of 128 inputs are expanded."""
+    dense = save(tiny_model(architecture, **EVEN), architecture, tmp_path / "dense")
+    logits = []
+    for folder, is_coded in zip(write_packs(dense, tmp_path, form()), (True, False), strict=True):
+        monkeypatch.setattr(placing, "reads_codes", lambda device: True)
+        models = load_pair(folder, dtype="bfloat16")
+        layers = list(models.experts())
+        assert len(layers) == len(models.target.layers)
+        assert {layer.is_quantized for layer in layers} == {is_coded}
+        assert {matrix.bits for layer in layers for matrix in layer.weights} == {bits if is_coded else 16}
+        assert not any(linear.is_quantized for linear in models.linears())
+        sequences, tokens = PagedSequences(models, 1, 40), torch.arange(40)
+        logits.append(models.target.logits(sequences.forward([(0, 0, 40)], tokens)))
+    assert torch.equal(*logits)
+
+
+def test_experts_of_which_one_has_other_codes_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last expert of a layer has a scale that bfloat16 lacks."""
+    dense = save(tiny_model("Qwen3MoeForCausalLM", **EVEN), "Qwen3MoeForCausalLM", tmp_path / "dense")
+    exact = Format(BLOCKS.config, fp8_blocks(torch.float32))
+    pack, twin = write_packs(dense, tmp_path, Format(BLOCKS.config, BLOCKS.quantize, by_layer={f"{TRUNK}6.up": exact.quantize}))  # fmt: skip
+    monkeypatch.setattr(placing, "reads_codes", lambda device: True)
+    first, second, third = load_pair(pack, dtype="bfloat16").experts()
+    kinds = [[matrix.bits for matrix in layer.weights] for layer in (first, second, third)]
+    assert kinds == [[8, 8], [16, 8], [8, 8]]
+    (_, wanted, _) = load_pair(twin, dtype="bfloat16").experts()
+    assert torch.equal(second.weights.gate_up.values, wanted.weights.gate_up.values)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
