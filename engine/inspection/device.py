@@ -11,7 +11,7 @@ from headway.engine.outline import DeviceFacts, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import DeviceReport
 from headway.engine.state.memory import available_bytes
-from headway.kernels import memory_bandwidth
+from headway.kernels import memory_bandwidth, reads_codes
 
 CUDA_CONTEXT_BYTES = 528 << 20  # that a process cannot take of an empty H200, driver 580
 # With the multiprocessors of an H100 or H200.
@@ -20,8 +20,11 @@ RECENT_GPU = DeviceFacts(torch.device("cuda", 0), has_float8=True, num_multiproc
 
 @dataclass(frozen=True, slots=True)
 class Device:
+    """reads_codes: whether its kernels multiply by the codes of quantised weights."""
+
     facts: DeviceFacts
     report: DeviceReport
+    reads_codes: bool
 
 
 def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
@@ -31,15 +34,16 @@ def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
     """
     if gpu_memory_bytes is not None:
         report = DeviceReport(kind="cuda", available_bytes=max(0, gpu_memory_bytes - CUDA_CONTEXT_BYTES))
-        return Device(RECENT_GPU, report)
+        return Device(RECENT_GPU, report, reads_codes=True)
     place = wanted_device(config)
     facts = DeviceFacts.of(place)
     if place.type == "cpu":
-        return Device(facts, DeviceReport(kind="cpu", available_bytes=available_bytes(place)))
+        report = DeviceReport(kind="cpu", available_bytes=available_bytes(place))
+        return Device(facts, report, reads_codes=False)
     report = DeviceReport(
         kind="cuda",
         available_bytes=available_bytes(place),
         name=torch.cuda.get_device_name(place),
         read_bytes_a_second=memory_bandwidth(place) or None,
     )
-    return Device(facts, report)
+    return Device(facts, report, reads_codes(place))

@@ -32,6 +32,7 @@ from headway.engine.loading.headers import (
     shortened,
 )
 from headway.engine.loading.packs import num_expanded
+from headway.engine.loading.placing import most_saved_bytes
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.quantization import KEYS
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
@@ -138,11 +139,13 @@ def _served_model(
         outline = outline_of(
             shortened(spec, length), dtype, make_draft if found is None else found.make_draft
         )
-    return _Model(
-        found,
-        outline,
-        Sizes() if device is None else size_up(config, spec, outline, device, problems),
-    )
+    if device is None:
+        return _Model(found, outline, Sizes())
+    saved = 0
+    if found is not None and device.reads_codes and found.dtype == torch.bfloat16:
+        served = (found.names.of(path) for path in outline.tensors())
+        saved = most_saved_bytes(found.tensors[name] for name in served if name in found.tensors)
+    return _Model(found, outline, size_up(config, spec, outline, device, problems, saved_bytes=saved))
 
 
 def _warn_of_ties(found: Checkpoint) -> None:

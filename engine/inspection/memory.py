@@ -32,15 +32,24 @@ class Sizes:
 
 
 def size_up(
-    config: EngineConfig, spec: ModelSpec, outline: ModelPair, device: Device, problems: Problems
+    config: EngineConfig,
+    spec: ModelSpec,
+    outline: ModelPair,
+    device: Device,
+    problems: Problems,
+    *,
+    saved_bytes: int,
 ) -> Sizes:
     """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
-    outline: on the device meta, of the context that is loaded. problems: gets the first that is found."""
+    outline: on the device meta, of the context that is loaded. problems: gets the first that is found.
+    saved_bytes: that weights take less than the outline's, because they stay codes."""
     warn_without_head(config, has_head=outline.draft is not None)
     available = device.report.available_bytes
     with problems.noted():
-        check_memory(Path(config.model_path), outline, available, device.facts.device)
-    left = available - parameter_counts(outline)[1] - outline.target.rotary_bytes
+        check_memory(
+            Path(config.model_path), outline, available, device.facts.device, saved_bytes=saved_bytes
+        )
+    left = available + saved_bytes - parameter_counts(outline)[1] - outline.target.rotary_bytes
     if config.max_model_len is not None:
         config = msgspec.structs.replace(config, max_model_len=outline.target.spec.max_position_embeddings)
     with problems.noted():

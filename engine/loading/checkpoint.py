@@ -32,12 +32,13 @@ from headway.engine.loading.headers import (
     shortened,
 )
 from headway.engine.loading.packs import Pack
-from headway.engine.loading.placing import place_weights
+from headway.engine.loading.placing import keeps_codes, most_saved_bytes, place_weights
 from headway.engine.loading.quantizing import check_quantize, quantized_packs
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import FULL, Quantize
-from headway.engine.state.memory import available_bytes
+from headway.engine.protocol.errors import ModelError
+from headway.engine.state.memory import available_bytes, is_out_of_memory
 
 DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
 PLAIN_NORM = "delta.output_norm"  # multiplies by its weight where other norms multiply by 1 + weight
@@ -84,18 +85,27 @@ def load_model(
         }
         quantized = quantized_packs(headers, whole, quantize, device)
         own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
-        check_memory(found.folder, own, available_bytes(device), device)
+        readers = {path: found.tensors[found.names.of(path)] for path in own.tensors()}
         place = Placement(device, found.dtype, group=group, defers_weights=True)
+        saved = most_saved_bytes(readers.values()) if keeps_codes(place) else 0
+        check_memory(found.folder, own, available_bytes(device), device, saved_bytes=saved)
         models = ModelPair(found.spec, place, found.make_draft)
-        readers = {path: found.tensors[found.names.of(path)] for path in models.tensors()}
-        done = place_weights(models, {**readers, **quantized}, place, progress)
         stored = {**found.tensors, **{found.names.of(path): pack for path, pack in quantized.items()}}
-        _copy(
-            stored,
-            by_name(models, found.names),
-            group.rank,
-            lambda share: progress(done + share * (1 - done)),
-        )
+        try:
+            done = place_weights(models, {**readers, **quantized}, place, progress)
+            _copy(
+                stored,
+                by_name(models, found.names),
+                group.rank,
+                lambda share: progress(done + share * (1 - done)),
+            )
+        except RuntimeError as error:
+            if saved == 0 or not is_out_of_memory(error):
+                raise
+            raise ModelError(
+                f"the weights of {found.folder} do not fit into the memory of {device}: some of their codes are of a kind that no "
+                "kernel reads, and are expanded; take a smaller model or a larger machine"
+            ) from error
     finish_linears(models.linears())
     return models
 

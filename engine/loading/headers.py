@@ -121,10 +121,13 @@ def are_ties_undecided(found: Checkpoint) -> bool:
     return first == second
 
 
-def check_memory(folder: Path, outline: ModelPair, available: int, device: torch.device) -> None:
+def check_memory(
+    folder: Path, outline: ModelPair, available: int, device: torch.device, *, saved_bytes: int = 0
+) -> None:
     """Raises ModelError where the parameters and the rotary table take more than the available bytes of the
-    device."""
-    num_parameters, needed = parameter_counts(outline)
+    device. saved_bytes: that weights take less than dense ones, because they stay codes."""
+    num_parameters, dense = parameter_counts(outline)
+    needed = dense - saved_bytes
     rotary_bytes = outline.target.rotary_bytes
     if needed <= available < needed + rotary_bytes:
         num_positions = outline.target.spec.max_position_embeddings
@@ -136,7 +139,7 @@ def check_memory(folder: Path, outline: ModelPair, available: int, device: torch
     if needed > available:
         raise ModelError(
             f"the weights of {folder} take {format_bytes(needed)} ({num_parameters:,} parameters of "
-            f"{needed // num_parameters} bytes), {format_bytes(available)} are available on {device}; "
+            f"{needed / num_parameters:.3g} bytes), {format_bytes(available)} are available on {device}; "
             "take a smaller --dtype, a smaller model or a larger machine"
         )
 

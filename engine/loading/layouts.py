@@ -107,6 +107,10 @@ class Codes(Protocol):
     @property
     def scale_dtype(self) -> str: ...
 
+    @property
+    def code_bits(self) -> int | None:
+        """Returns the bits of a code; None where kernels read none of the kind."""
+
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         """Returns the values of some outputs, [last - first, inputs] float32."""
 
@@ -142,6 +146,8 @@ class Scaled:
         self._zeros = parts.get("weight_zero_point")
         if self._zeros is not None:
             self._zeros.checked({"I8"}, self._scale.shape)
+        is_read = self._weight.dtype == CODES[0] and inputs % self._block[1] == 0
+        self.code_bits: int | None = 8 if is_read else None
 
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         values = self._weight.read(slice(first, last)).to(device).float()
@@ -154,9 +160,9 @@ class Scaled:
         )
 
     def coded(self, device: torch.device) -> Coded | None:
-        outputs, inputs = self.shape
-        if self._weight.dtype != CODES[0] or inputs % self._block[1] > 0:
+        if self.code_bits is None:
             return None
+        outputs = self.shape[0]
         scales = self._of_outputs(self._scale.scales(), 0, outputs).to(device)
         codes = self._weight.read(slice(0, outputs)).to(device).view(torch.uint8)
         return Coded(8, codes, scales, torch.zeros_like(scales))
@@ -180,6 +186,7 @@ class Packed:
         self._words, self._bits = words, _width(words, {
             bits: (outputs, ceil(inputs * bits / WORD_BITS)) for bits in WIDTHS
         })  # fmt: skip
+        self.code_bits: int | None = 4 if self._bits == 4 else None
         self._scale = parts["weight_scale"].checked(FLOATS)
         self.scale_dtype = self._scale.dtype
         self._groups = Groups(
@@ -219,6 +226,7 @@ class Gptq:
         self._bits = _width(
             self._zeros, {bits: (num_groups, ceil(outputs * bits / WORD_BITS)) for bits in WIDTHS}
         )
+        self.code_bits: int | None = 4 if self._bits == 4 else None
         self.shape, self.scale_dtype = (outputs, words[0] * WORD_BITS // self._bits), self._scale.dtype
         self._groups = Groups(self._scale, grid[::-1], parts.get("g_idx"), self.shape, quantization)
         self._adds_one = quantization.adds_one
@@ -242,6 +250,7 @@ class Awq:
     """Integers of 4 bits in words along the outputs, inputs first, as AWQ's GEMM kernels want them."""
 
     BITS = 4
+    code_bits: int | None = BITS
 
     def __init__(self, layer: str, parts: Mapping[str, Part], quantization: Quantization) -> None:
         self._words, self._scale = parts["qweight"].checked({"I32"}), parts["scales"].checked(FLOATS)

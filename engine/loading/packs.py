@@ -92,6 +92,14 @@ class Pack:
         """Returns the bytes of the expanded weight."""
         return prod(self._codes.shape) * DTYPES[self._dtype_name].itemsize
 
+    @property
+    def saved_bytes(self) -> int:
+        """Returns the bytes that the weight takes less than expanded where its codes stay, with 4 bytes of
+        scales for 128 of them; 0 where they cannot."""
+        bits = self._codes.code_bits if self._dtype_name == "BF16" else None
+        count = prod(self._codes.shape)
+        return 0 if bits is None else self.nbytes - count * bits // 8 - count // 32
+
     def coded(self) -> Coded | None:
         """Returns the weight as kernels can read it; None where they cannot, or would round otherwise."""
         return self._codes.coded(self._device) if self._dtype_name == "BF16" else None

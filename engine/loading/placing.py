@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -64,9 +64,21 @@ def place_weights(
                 progress(done / total)
             placed.append(coded)
         experts.store(ExpertWeights(*placed))
-    if any(map(_is_quantized, readers.values())):
+    if any(map(_packs_of, readers.values())):
         _log_codes(models)
     return done / total
+
+
+def most_saved_bytes(readers: Iterable[Reader]) -> int:
+    """Returns the bytes that weights take less than dense ones if the codes of all quantised ones stay in
+    memory, which only their scales can tell."""
+    return sum(pack.saved_bytes for reader in readers for pack in _packs_of(reader))
+
+
+def _packs_of(reader: Reader | None) -> list[Pack]:
+    if isinstance(reader, StackedExperts):
+        return [pack for own in reader.experts for part in own.values() for pack in _packs_of(part)]
+    return [reader] if isinstance(reader, Pack) else []
 
 
 def _log_codes(models: ModelPair) -> None:
@@ -81,7 +93,7 @@ def _log_codes(models: ModelPair) -> None:
 
 def _coded(linear: Linear, parts: Sequence[Reader | None], place: Placement) -> QuantizedWeight | None:
     """Returns None where the layer's parts are not all quantised in one way that kernels read."""
-    coded = _codes_of(parts) if _is_read(place) else None
+    coded = _codes_of(parts) if keeps_codes(place) else None
     if coded is None:
         return None
     scales = torch.cat([part.scales for part in coded])
@@ -99,7 +111,7 @@ def _coded_experts(readers: Sequence[Reader | None], place: Placement) -> Expert
     """readers: of the experts, then of the parts of the shared one. Returns None where not all of them are
     quantised in one way that kernels read."""
     experts, *shared = readers
-    if not _is_read(place) or not isinstance(experts, StackedExperts):
+    if not keeps_codes(place) or not isinstance(experts, StackedExperts):
         return None
     parts = [[*own.values()] for own in experts.experts] + ([shared] if shared else [])
     values, factors, bits = torch.empty(0), torch.empty(0), 0
@@ -119,13 +131,8 @@ def _coded_experts(readers: Sequence[Reader | None], place: Placement) -> Expert
     return ExpertMatrix(values, factors, bits)
 
 
-def _is_quantized(reader: Reader | None) -> bool:
-    if isinstance(reader, StackedExperts):
-        return all(map(_is_quantized, reader.experts[0].values()))
-    return isinstance(reader, Pack)
-
-
-def _is_read(place: Placement) -> bool:
+def keeps_codes(place: Placement) -> bool:
+    """Returns whether weights stay codes there, where kernels read their kind."""
     return reads_codes(place.device) and place.dtype == torch.bfloat16 and place.group.size == 1
 
 

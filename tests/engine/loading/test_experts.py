@@ -17,9 +17,11 @@ from headway_testing.paged import PagedSequences, load_pair
 from safetensors.torch import load_file
 
 from headway.engine.bench.shape import SHAPES
+from headway.engine.inspection import memory
 from headway.engine.loading import checkpoint, placing
 from headway.engine.loading.arranging import StackedExperts
 from headway.engine.loading.checkpoint import make_dummy_model
+from headway.engine.loading.headers import parameter_counts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.errors import ModelError
 from headway.engine.speculation.select import announced_head
@@ -192,6 +194,30 @@ def test_codes_of_experts_give_the_logits_of_the_dequantised_folder(
         sequences, tokens = PagedSequences(models, 1, 40), torch.arange(40)
         logits.append(models.target.logits(sequences.forward([(0, 0, 40)], tokens)))
     assert torch.equal(*logits)
+
+
+def test_codes_that_stay_need_no_memory_for_what_they_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 bits, and 4 bytes for 128 codes: the weights of experts and projections take 33/64."""
+    dense = save(tiny_model("Qwen3MoeForCausalLM", **EVEN), "Qwen3MoeForCausalLM", tmp_path / "dense")
+    pack, twin = write_packs(dense, tmp_path, BLOCKS)
+    stored = load_file(pack / "model.safetensors")
+    num_codes = sum(t.numel() for t in stored.values() if t.dtype == torch.float8_e4m3fn)
+    whole = load_pair(twin, dtype="bfloat16").outline()
+    needed = parameter_counts(whole)[1] - num_codes * 31 // 32
+    monkeypatch.setattr(placing, "reads_codes", lambda device: True)
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda device: needed + whole.target.rotary_bytes - 1)
+    with pytest.raises(ModelError, match="lower --max-model-len"):
+        load_pair(pack, dtype="bfloat16")
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda device: needed + whole.target.rotary_bytes)
+    assert load_pair(pack, dtype="bfloat16").target.layers
+    with pytest.raises(ModelError, match="available on cpu"):
+        load_pair(twin, dtype="bfloat16")
+    seen: list[int] = []
+    monkeypatch.setattr(memory, "check_memory", lambda *_, saved_bytes: seen.append(saved_bytes))
+    assert all(inspect(folder, gpu_memory=2 << 30).engine for folder in (pack, twin))
+    assert seen == [num_codes * 31 // 32, 0]
 
 
 def test_experts_of_which_one_has_other_codes_are_expanded(
