@@ -8,6 +8,7 @@ holds for the formats of drafts, which may be wrong, and so may depend on what e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -83,18 +84,23 @@ class Linear:
         return self.shape, self.bias is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by path, those of fused outputs as views; of a quantised weight the biases
-        alone. Until `finish` and `store` change the format."""
+        """Returns the parameters by path, those of fused outputs as views; of a quantised weight the biases,
+        and weights of outputs that are no codes. Until `finish` and `store` change the format."""
         if not self._outputs:
             return {}
-        tensors = {} if isinstance(self._stored, QuantizedWeight) else {"weight": self.weight}
-        tensors |= {} if self.bias is None else {"bias": self.bias}
-        sizes = list(self._outputs.values())
-        return {
-            f"{path}.{kind}": part
-            for kind, tensor in tensors.items()
-            for path, part in zip(self._outputs, tensor.split_with_sizes(sizes), strict=True)
-        }
+        weight = self._stored.rest if isinstance(self._stored, QuantizedWeight) else self.weight
+        found, ends = {}, list(accumulate(self._outputs.values()))
+        for kind, tensor in (("weight", weight), ("bias", self.bias)):
+            first = self.shape[0] if tensor is None else self.shape[0] - len(tensor)
+            for (path, count), end in zip(self._outputs.items(), ends, strict=True):
+                if tensor is not None and end > first:
+                    found[f"{path}.{kind}"] = tensor[end - count - first : end - first]
+        return found
+
+    @property
+    def output_counts(self) -> list[int]:
+        """Returns the outputs of each parameter that the layer keeps fused, in order."""
+        return list(self._outputs.values())
 
     def __call__(self, x: Activation | torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
         activation = x if isinstance(x, Activation) else Activation(x)

@@ -17,6 +17,7 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
+from headway.engine.loading.arranging import StackedExperts
 from headway.engine.loading.files import DTYPES, Header, Reader
 from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.headers import (
@@ -209,7 +210,7 @@ class Drawn:
 
 def _draw(
     models: ModelPair,
-    packs: Mapping[str, Pack],
+    packs: Mapping[str, Pack | StackedExperts],
     generator: torch.Generator,
     progress: Callable[[float], None],
 ) -> None:

@@ -20,9 +20,9 @@ SHARES = tuple(1.0 - step / 40 for step in range(17))
 
 LM_HEAD = "lm_head.weight"  # the path of its parameter
 ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
-# What loses much by rounding and takes little: the projection of a draft head's two inputs, and the gates of
-# delta nets.
-KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight")
+# What loses much by rounding and takes little: the projection of a draft head's two inputs, the gates of
+# delta nets, and the choice of experts.
+KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight", ".router.weight", ".shared_gate.weight")
 
 Parts = dict[str, torch.Tensor]
 

@@ -51,7 +51,7 @@ def place_weights(
             linear.store(DenseWeight(torch.empty(linear.shape, device=place.device, dtype=place.dtype)))
         else:
             linear.store(weight)
-            done += linear.num_weights
+            done += weight.num_coded * weight.shape[1]
             progress(done / total)
     for experts in models.experts():
         placed = []
@@ -92,19 +92,25 @@ def _log_codes(models: ModelPair) -> None:
 
 
 def _coded(linear: Linear, parts: Sequence[Reader | None], place: Placement) -> QuantizedWeight | None:
-    """Returns None where the layer's parts are not all quantised in one way that kernels read."""
-    coded = _codes_of(parts) if keeps_codes(place) else None
-    if coded is None:
+    """Returns None where the layer's first parts are not all quantised in one way that kernels read. Parts
+    after these get memory as they are; of gates there are none."""
+    num_coded = next((index for index, part in enumerate(parts) if not isinstance(part, Pack)), len(parts))
+    others = sum(linear.output_counts[num_coded:]) if num_coded < len(parts) else 0
+    coded = _codes_of(parts[:num_coded]) if keeps_codes(place) and num_coded > 0 else None
+    if coded is None or (others > 0 and linear.is_gate):
         return None
     scales = torch.cat([part.scales for part in coded])
     narrow = scales.bfloat16()
-    return quantized_weight(
+    found = quantized_weight(
         torch.cat([part.codes for part in coded]),
         narrow if torch.equal(narrow.float(), scales) else scales,
         torch.cat([part.zeros for part in coded]),
         bits=coded[0].bits,
         is_paired=linear.is_gate,
     )
+    if found is None or others == 0:
+        return found
+    return found._replace(rest=torch.empty(others, linear.shape[1], device=place.device, dtype=place.dtype))
 
 
 def _coded_experts(readers: Sequence[Reader | None], place: Placement) -> ExpertMatrix | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from headway.engine.layers.model_pair import ModelPair
+from headway.engine.loading.arranging import StackedExperts
 from headway.engine.loading.files import DTYPES, Header
 from headway.engine.loading.formats import (
     BLOCK,
@@ -22,7 +23,6 @@ from headway.engine.loading.formats import (
 )
 from headway.engine.loading.layouts import READERS, Coded, Codes, Part
 from headway.engine.loading.packs import Pack
-from headway.engine.models.experts import num_experts_of
 from headway.engine.models.quantization import Layout, Quantization, read_quantization
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import Quantize
@@ -43,11 +43,6 @@ def check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
             f"--quantize is {quantize.format}, but the weights of {folder} are quantized already "
             f"({spec.quantization.method}); leave it out, or take the unquantized checkpoint"
         )
-    if num_experts_of(spec) > 0:
-        raise ModelError(
-            f"--quantize is {quantize.format}, but the weights of experts, which {folder} has, are not quantised here; leave "
-            "it out, or take a quantized checkpoint"
-        )
     if quantize.with_lm_head and spec.tied:
         raise ModelError(
             f"the lm_head of {folder} is its embedding, which stays as it is; leave out --quantize-lm-head"
@@ -56,7 +51,7 @@ def check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
 
 def quantized_packs(
     headers: Mapping[str, Header], models: ModelPair, quantize: Quantize, device: torch.device
-) -> dict[str, Pack]:
+) -> dict[str, Pack | StackedExperts]:
     """Returns the weights that are quantised by their paths, which read as dense ones; none where nothing is
     to be. headers: of the parameters, by path. Raises ModelError."""
     if quantize.format == "none":
@@ -64,13 +59,21 @@ def quantized_packs(
     own = FORMATS[quantize.format]
     scheme = read_quantization({"quantization_config": scheme_of(own, [])}, ModelError)
     assert scheme is not None, "the scheme is one that is read"
-    packs = {}
+
+    def pack_of(path: str, header: Header) -> Pack:
+        stored = _NAMES.get(DTYPES[header.get_dtype()], "bfloat16")
+        named = replace(scheme, dtype=models.target.spec.named_dtype or stored)
+        codes = _QuantizedOnReading(path, header, own, named)
+        return Pack(path.removesuffix(".weight"), codes, named, device)
+
+    packs: dict[str, Pack | StackedExperts] = {}
     for path, shape in linear_weights(models).items():
         if own.fits(shape) and is_quantized_path(path, with_lm_head=quantize.with_lm_head):
-            stored = _NAMES.get(DTYPES[headers[path].get_dtype()], "bfloat16")
-            named = replace(scheme, dtype=models.target.spec.named_dtype or stored)
-            codes = _QuantizedOnReading(path, headers[path], own, named)
-            packs[path] = Pack(path.removesuffix(".weight"), codes, named, device)
+            packs[path] = pack_of(path, headers[path])
+    for path, shape in stacked_weights(models).items():
+        if own.fits(shape[1:]):
+            experts = (_OneOfStack(headers[path], index) for index in range(shape[0]))
+            packs[path] = StackedExperts(path, [{path: pack_of(path, expert)} for expert in experts])
     if not packs:
         raise ModelError(
             f"no weight has inputs in whole groups of {GROUP}; take another --quantize than int4"
@@ -79,13 +82,41 @@ def quantized_packs(
 
 
 def linear_weights(models: ModelPair) -> dict[str, torch.Size]:
-    """Returns the shape of each linear layer's weights by path. models: without memory."""
+    """Returns the shape of each linear layer's weights by path, those of shared experts among them. models:
+    without memory."""
+    return {path: shape for path, shape in _weights(models).items() if len(shape) == 2}
+
+
+def stacked_weights(models: ModelPair) -> dict[str, torch.Size]:
+    """Returns the shape of each product's weights of all experts but the shared one, [experts, out, in], by
+    path. models: without memory."""
+    return {path: shape for path, shape in _weights(models).items() if len(shape) == 3}
+
+
+def _weights(models: ModelPair) -> dict[str, torch.Size]:
     bases = {id(linear.weight) for linear in models.linears()}
+    bases |= {id(matrix.values) for experts in models.experts() for matrix in experts.weights}
     return {
         path: tensor.shape
         for path, tensor in models.tensors().items()
-        if id(tensor if tensor._base is None else tensor._base) in bases and path.endswith(".weight")
+        if id(tensor if tensor._base is None else tensor._base) in bases and not path.endswith(".bias")
     }
+
+
+class _OneOfStack:
+    """The Header of one expert's weight, [out, in]."""
+
+    def __init__(self, header: Header, index: int) -> None:
+        self._header, self._index = header, index
+
+    def get_shape(self) -> list[int]:
+        return self._header.get_shape()[1:]
+
+    def get_dtype(self) -> str:
+        return self._header.get_dtype()
+
+    def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
+        return self._header[self._index : self._index + 1][0][places]
 
 
 class _QuantizedOnReading:

@@ -31,7 +31,10 @@ def rows_of_each_code_kernel(most_rows: int) -> list[int]:
 
 def expanded_weight(weight: QuantizedWeight) -> torch.Tensor:
     """Returns [outputs, inputs] bfloat16, the outputs in their own order."""
-    return streamed_expansion(weight) if has_bulk_copies(weight.codes) else expanded_weight_twin(weight)
+    if not has_bulk_copies(weight.codes):
+        return expanded_weight_twin(weight)
+    expanded = streamed_expansion(weight)
+    return expanded if weight.rest is None else torch.cat([expanded, weight.rest])
 
 
 def quantized_weight(

@@ -40,5 +40,18 @@ def weight_only_linear(
         )
     outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
     result = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device) if out is None else out
-    streamed_quantized_linear(x, weight, result, bias=bias, residual=residual, gate=gate)
+    if weight.rest is None:
+        streamed_quantized_linear(x, weight, result, bias=bias, residual=residual, gate=gate)
+        return result
+    assert gate is None, "gates are all codes"
+    for part in (slice(weight.num_coded), slice(weight.num_coded, None)):
+        own, own_bias, own_residual = (
+            result[:, part],
+            None if bias is None else bias[part],
+            None if residual is None else residual[:, part],
+        )
+        if part.start is None:
+            streamed_quantized_linear(x, weight, own, bias=own_bias, residual=own_residual)
+        else:
+            ordered_linear(x, weight.rest, own_bias, residual=own_residual, out=own)
     return result

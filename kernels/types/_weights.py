@@ -65,7 +65,8 @@ class QuantizedWeight(NamedTuple):
     codes: float8_e4m3fn (8 bits), or integers from 0 to 15, in the order of `pack_codes`, outputs in the
     order of `paired_outputs` where they are paired. scales: of an output and all its inputs, or of each 128
     of them, outputs in that order, too; zeros: of integers, likewise, or None for 8. is_library_ordered: of
-    the expanded weight, see DenseWeight.
+    the expanded weight, see DenseWeight. rest: further outputs, which are no codes and follow the others; of
+    a weight that is not paired.
     """
 
     codes: torch.Tensor  # [out / 64, in / chunk, 128, 16] uint8
@@ -74,11 +75,18 @@ class QuantizedWeight(NamedTuple):
     bits: int
     is_paired: bool
     is_library_ordered: bool = False
+    rest: torch.Tensor | None = None  # [out, in] bfloat16
+
+    @property
+    def num_coded(self) -> int:
+        """Returns the outputs that are codes."""
+        return self.codes.shape[0] * OUTPUTS
 
     @property
     def shape(self) -> tuple[int, int]:
         """Returns (out, in)."""
-        return self.codes.shape[0] * OUTPUTS, self.codes.shape[1] * CHUNKS[self.bits]
+        others = 0 if self.rest is None else len(self.rest)
+        return self.num_coded + others, self.codes.shape[1] * CHUNKS[self.bits]
 
 
 Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight | QuantizedWeight

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.engine.layers.linear import Linear, compile_linears, finish_linears
-from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS, rows_of_each_kernel
+from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS, quantized_weight, rows_of_each_kernel
 
 SIZES = [(512, 256), (1408, 256), (256, 704), (4096, 256), (256, 512), (151, 48), (101, 40), (64, 2048)]
 ROUNDING = 1e-5  # of sums of 2048 products of size 1, divided by their root
@@ -119,3 +119,17 @@ def test_few_rows_leave_the_residual_as_it_is() -> None:
     residual, rows = torch.ones(5, 3), torch.arange(15.0).view(5, 3)
     assert torch.equal(layer.added_to(residual, rows), rows)
     assert torch.equal(residual, torch.ones(5, 3))
+
+
+def test_a_weight_of_codes_shows_the_outputs_that_are_none() -> None:
+    codes, rest = torch.zeros(64, 256, dtype=torch.uint8), torch.randn(12, 256).bfloat16()
+    coded = quantized_weight(codes, torch.ones(64, 2), bits=8)
+    assert coded is not None
+    outputs = {"q": 40, "k": 24, "b": 8, "a": 4}
+    layer = Linear(torch.empty(76, 256, device="meta"), torch.arange(76.0), outputs=outputs)
+    assert [len(tensor) for tensor in layer.tensors().values()] == [40, 24, 8, 4, 40, 24, 8, 4]
+    layer.store(coded._replace(rest=rest))
+    found = layer.tensors()
+    assert list(found) == ["b.weight", "a.weight", "q.bias", "k.bias", "b.bias", "a.bias"]
+    assert torch.equal(torch.cat([found["b.weight"], found["a.weight"]]), rest)
+    assert found["k.bias"].tolist() == list(range(40, 64))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ from headway.engine.loading.arranging import StackedExperts
 from headway.engine.loading.checkpoint import make_dummy_model
 from headway.engine.loading.headers import parameter_counts
 from headway.engine.models.registry import read_model_spec
+from headway.engine.protocol.config import Quantize
 from headway.engine.protocol.errors import ModelError
 from headway.engine.speculation.select import announced_head
+from headway.kernels import expanded_expert
 
 Tensors = dict[str, torch.Tensor]
 TRUNK, HEAD = "model.layers.1.mlp.experts.", "mtp.layers.0.mlp.experts."
@@ -270,3 +273,25 @@ def test_the_shapes_are_outlined_without_memory(name: str) -> None:
     assert found.num_active_parameters < found.num_parameters / 3
     has_room = name != "qwen3-next-80b-a3b"  # of 163 GB
     assert (found.problem is None) == has_room, found.problem
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp8", 8), ("int4", 4)])
+def test_experts_are_quantised_as_they_are_read(
+    name: Literal["fp8", "int4"], bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes that stay stand for the values that they have where they are expanded; the router has none."""
+    architecture = "Qwen3_5MoeForCausalLM"
+    dense = save(tiny_model(architecture, **EVEN).bfloat16(), architecture, tmp_path)
+    plain = load_pair(dense, dtype="bfloat16")
+    expanded = load_pair(dense, dtype="bfloat16", quantize=Quantize(name))
+    monkeypatch.setattr(placing, "reads_codes", lambda device: True)
+    coded = load_pair(dense, dtype="bfloat16", quantize=Quantize(name))
+    for before, values, codes in zip(plain.experts(), expanded.experts(), coded.experts(), strict=True):
+        assert torch.equal(
+            codes.tensors()["feed_forward.router.weight"], before.tensors()["feed_forward.router.weight"]
+        )
+        for own, wanted, found in zip(before.weights, values.weights, codes.weights, strict=True):
+            assert (wanted.bits, found.bits) == (16, bits)
+            assert not torch.equal(own.values, wanted.values)
+            for expert in range(found.shape[0]):
+                assert torch.equal(expanded_expert(found, expert), wanted.values[expert]), expert

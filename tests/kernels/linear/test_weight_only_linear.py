@@ -205,3 +205,28 @@ def test_the_twin_multiplies_the_values(kind: str) -> None:
         assert torch.equal(
             gated.values, (torch.nn.functional.silu(gate.float()).bfloat16().float() * up.float()).bfloat16()
         )
+
+
+@pytest.mark.parametrize(
+    "device", [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)], ids=["cpu", "gpu"]
+)
+@pytest.mark.parametrize("kind", ["float8, blocks", "int4, zeros"])
+def test_further_outputs_are_multiplied_as_they_are(kind: str, device: torch.device) -> None:
+    """As the gates of delta nets are, which follow quantised queries, keys and values."""
+    rest = (torch.randn(96, 512, generator=torch.Generator().manual_seed(1)) * 0.05).to(
+        device, torch.bfloat16
+    )
+    weight = weight_of(kind, 192, 512, device)._replace(rest=rest)
+    dense = expanded_weight(weight)
+    assert weight.shape == dense.shape == (288, 512)
+    assert torch.equal(dense[192:], rest)
+    if device.type == "cuda":
+        keep_sums_whole()
+    bias = torch.randn(288, generator=torch.Generator().manual_seed(2)).to(device, torch.bfloat16)
+    for rows in ROWS:
+        x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows)).to(device, torch.bfloat16)
+        if device.type == "cuda":
+            expected = ordered_linear(x, dense, bias)
+        else:
+            expected = torch.nn.functional.linear(x, dense, bias)
+        assert torch.equal(linear(Activation(x), weight, Epilogue(bias)).values, expected), rows
