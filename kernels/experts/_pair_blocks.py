@@ -7,14 +7,57 @@ from typing import NamedTuple
 import torch
 
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._experts import PairBlocks
 
 # Up to that many tokens each pair is a block of its own: experts that two of them chose are read from the L2
 # cache the second time, which takes less than a launch.
 MOST_UNSORTED = 8
 _ROWS_OF_ONE, _LEAST_ROWS, _MOST_ROWS = 8, 16, 64  # tensor cores multiply no fewer than 8
-_CHUNK, _WARPS = 4096, 16
+# Pairs that one program sorts, and of more pairs those of each.
+_CHUNK, _WARPS, _PART = 8192, 16, 1024
+
+
+@jit
+def _chosen(id_ptr: tl.tensor, pair: tl.tensor, num_pairs: tl.tensor) -> tl.tensor:
+    return tl.load(id_ptr + pair, mask=pair < num_pairs, other=-1)
+
+
+@jit
+def _store_blocks(
+    counts: tl.tensor,  # [EXPERTS] int32: pairs of each expert
+    expert_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    cursor_ptr: tl.tensor,
+    num_blocks: tl.tensor,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """Stores where each block begins and ends, and as cursors where each expert's pairs begin."""
+    expert, place = tl.arange(0, EXPERTS), tl.arange(0, CHUNK)
+    starts = tl.cumsum(counts, 0) - counts
+    blocks = (counts + (ROWS - 1)) // ROWS
+    first_block = tl.cumsum(blocks, 0) - blocks
+    tl.store(cursor_ptr + expert, starts)
+    for index in range(tl.max(blocks, 0)):
+        is_block = index < blocks
+        start = starts + index * ROWS
+        tl.store(expert_ptr + first_block + index, expert, mask=is_block)
+        tl.store(start_ptr + first_block + index, start, mask=is_block)
+        tl.store(end_ptr + first_block + index, tl.minimum(start + ROWS, starts + counts), mask=is_block)
+    used = tl.sum(blocks, 0)
+    for first in range(0, num_blocks, CHUNK):
+        block = first + place
+        tl.store(expert_ptr + block, -1, mask=(block >= used) & (block < num_blocks))
+
+
+@jit
+def _place_pairs(ids: tl.tensor, pair: tl.tensor, order_ptr: tl.tensor, cursor_ptr: tl.tensor) -> None:
+    """Stores each pair at its expert's cursor. They come in any order: each has a row of its own."""
+    rank = tl.atomic_add(cursor_ptr + ids, 1, mask=ids >= 0)
+    tl.store(order_ptr + rank, pair, mask=ids >= 0)
 
 
 @jit_once_for("num_pairs", "num_blocks")
@@ -32,41 +75,55 @@ def _arrange_kernel(
     CHUNK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program. EXPERTS: a power of two. Pairs of an expert come in any order: each has a row of its
-    own."""
-    expert, place = tl.arange(0, EXPERTS), tl.arange(0, CHUNK)
+    """One program, of up to CHUNK pairs. EXPERTS: a power of two."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    counts = tl.zeros((EXPERTS,), tl.int32)
-    for first in range(0, num_pairs, CHUNK):
-        ids = tl.load(id_ptr + first + place, mask=first + place < num_pairs, other=-1)
-        counts += tl.histogram(ids, EXPERTS, mask=ids >= 0)
-    starts = tl.cumsum(counts, 0) - counts
-    blocks = (counts + (ROWS - 1)) // ROWS
-    first_block = tl.cumsum(blocks, 0) - blocks
-    tl.store(cursor_ptr + expert, starts)
-    for index in range(tl.max(blocks, 0)):
-        is_block = index < blocks
-        start = starts + index * ROWS
-        tl.store(expert_ptr + first_block + index, expert, mask=is_block)
-        tl.store(start_ptr + first_block + index, start, mask=is_block)
-        tl.store(end_ptr + first_block + index, tl.minimum(start + ROWS, starts + counts), mask=is_block)
-    used = tl.sum(blocks, 0)
-    for first in range(0, num_blocks, CHUNK):
-        block = first + place
-        tl.store(expert_ptr + block, -1, mask=(block >= used) & (block < num_blocks))
+    pair = tl.arange(0, CHUNK)
+    ids = _chosen(id_ptr, pair, num_pairs)
+    counts = tl.histogram(ids, EXPERTS, mask=ids >= 0)
+    _store_blocks(counts, expert_ptr, start_ptr, end_ptr, cursor_ptr, num_blocks, ROWS, EXPERTS, CHUNK)
     tl.debug_barrier()
-    for first in range(0, num_pairs, CHUNK):
-        pair = first + place
-        ids = tl.load(id_ptr + pair, mask=pair < num_pairs, other=-1)
-        is_pair = ids >= 0
-        rank = tl.atomic_add(cursor_ptr + ids, 1, mask=is_pair)
-        tl.store(order_ptr + rank, pair, mask=is_pair)
+    _place_pairs(ids, pair, order_ptr, cursor_ptr)
+
+
+@jit_once_for("num_pairs")
+def _count_kernel(
+    id_ptr: tl.tensor, cursor_ptr: tl.tensor, num_pairs: tl.tensor, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
+) -> None:
+    """One program CHUNK pairs. The cursors, which are 0, become the pairs of each expert."""
+    ids = _chosen(id_ptr, tl.program_id(0) * CHUNK + tl.arange(0, CHUNK), num_pairs)
+    counts = tl.histogram(ids, EXPERTS, mask=ids >= 0)
+    tl.atomic_add(cursor_ptr + tl.arange(0, EXPERTS), counts, mask=counts > 0)
+
+
+@jit_once_for("num_blocks")
+def _blocks_kernel(
+    expert_ptr: tl.tensor,
+    start_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    cursor_ptr: tl.tensor,
+    num_blocks: tl.tensor,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One program."""
+    counts = tl.load(cursor_ptr + tl.arange(0, EXPERTS))
+    _store_blocks(counts, expert_ptr, start_ptr, end_ptr, cursor_ptr, num_blocks, ROWS, EXPERTS, CHUNK)
+
+
+@jit_once_for("num_pairs")
+def _place_kernel(
+    id_ptr: tl.tensor, order_ptr: tl.tensor, cursor_ptr: tl.tensor, num_pairs: tl.tensor, CHUNK: tl.constexpr
+) -> None:
+    """One program CHUNK pairs."""
+    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    _place_pairs(_chosen(id_ptr, pair, num_pairs), pair, order_ptr, cursor_ptr)
 
 
 class BlockSizes(NamedTuple):
-    """rows: the most pairs of a block. chunk: pairs that are sorted at once; 0: each is a block of its
+    """rows: the most pairs of a block. chunk: pairs that one program sorts; 0: each is a block of its
     own."""
 
     rows: int
@@ -95,6 +152,15 @@ def arrange_pairs(
     num_pairs, experts = ids.numel(), power_of_two(num_experts)
     sizes = [num_pairs, num_blocks, num_blocks, num_blocks, experts]
     order, of_block, starts, ends, cursor = torch.split(ids.new_empty(sum(sizes)), sizes)
+    if num_pairs > chunk:
+        cursor.zero_()
+        programs = (blocks_of(num_pairs, _PART),)
+        _count_kernel[programs](ids, cursor, num_pairs, EXPERTS=experts, CHUNK=_PART)
+        _blocks_kernel[(1,)](
+            of_block, starts, ends, cursor, num_blocks, ROWS=rows, EXPERTS=experts, CHUNK=_PART
+        )
+        _place_kernel[programs](ids, order, cursor, num_pairs, CHUNK=_PART)
+        return PairBlocks(order, of_block, starts, ends, rows)
     overlaps, launch = overlap(ids.device)
     _arrange_kernel[(1,)](
         ids, order, of_block, starts, ends, cursor, num_pairs, num_blocks, ROWS=rows, EXPERTS=experts,

@@ -239,8 +239,19 @@ CASES = [
         "_pair_blocks",
         "_arrange_kernel",
         pointers("id order expert start end cursor", "*i32"),
-        {"ROWS": 16, "EXPERTS": 512, "CHUNK": 4096, "OVERLAPS": True},
+        {"ROWS": 16, "EXPERTS": 512, "CHUNK": 8192, "OVERLAPS": True},
         16,
+    ),
+    *(
+        Case(
+            "_pair_blocks",
+            f"_{kernel}_kernel",
+            pointers("id order expert start end cursor", "*i32"),
+            {"CHUNK": 1024}
+            | ({} if kernel == "place" else {"EXPERTS": 512})
+            | ({"ROWS": 64} if kernel == "blocks" else {}),
+        )
+        for kernel in ("count", "blocks", "place")
     ),
     Case(
         "rms_norm",

@@ -8,6 +8,7 @@ import torch
 from headway_testing.products import ACTIVATIONS
 
 from headway.kernels import ExpertMatrix, GateActivation, expanded_expert, expert_linear, pack_expert
+from headway.kernels.experts._pair_blocks import arrange_pairs
 
 FORMATS = ("dense", "float8", "int4", "int4 with zeros")
 
@@ -126,3 +127,22 @@ def test_a_pair_does_not_depend_on_the_others(kind: str, device: torch.device, i
         # The interpreter multiplies by NumPy.
         tolerance = 1e-4 if is_interpreted else 0.0
         torch.testing.assert_close(found[is_pair], expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("tokens", [9, 40, 1500])
+def test_blocks_have_every_pair_once_and_one_expert_each(
+    tokens: int, device: torch.device, is_interpreted: bool
+) -> None:
+    if device.type == "cpu" and not is_interpreted:
+        pytest.skip("only kernels sort pairs")
+    experts, slots = 50, 6
+    ids = chosen(tokens, slots, experts, device)
+    blocks = arrange_pairs(ids, experts)
+    assert blocks is not None
+    flat, order, seen = ids.flatten().tolist(), blocks.order.tolist(), []
+    for expert, start, end in zip(*(part.tolist() for part in blocks[1:4]), strict=True):
+        if expert >= 0:
+            assert 0 < end - start <= blocks.rows
+            assert {flat[pair] for pair in order[start:end]} == {expert}
+            seen += order[start:end]
+    assert sorted(seen) == [pair for pair, expert in enumerate(flat) if expert >= 0]
