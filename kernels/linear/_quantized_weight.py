@@ -33,7 +33,7 @@ def expanded_weight(weight: QuantizedWeight) -> torch.Tensor:
     """Returns [outputs, inputs] bfloat16, the outputs in their own order."""
     if not has_bulk_copies(weight.codes):
         return expanded_weight_twin(weight)
-    expanded = streamed_expansion(weight)
+    expanded = streamed_expansion(weight._replace(rest=None))
     return expanded if weight.rest is None else torch.cat([expanded, weight.rest])
 
 

@@ -44,6 +44,7 @@ def weight_only_linear(
         streamed_quantized_linear(x, weight, result, bias=bias, residual=residual, gate=gate)
         return result
     assert gate is None, "gates are all codes"
+    coded = weight._replace(rest=None)
     for part in (slice(weight.num_coded), slice(weight.num_coded, None)):
         own, own_bias, own_residual = (
             result[:, part],
@@ -51,7 +52,7 @@ def weight_only_linear(
             None if residual is None else residual[:, part],
         )
         if part.start is None:
-            streamed_quantized_linear(x, weight, own, bias=own_bias, residual=own_residual)
+            streamed_quantized_linear(x, coded, own, bias=own_bias, residual=own_residual)
         else:
             ordered_linear(x, weight.rest, own_bias, residual=own_residual, out=own)
     return result
