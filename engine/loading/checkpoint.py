@@ -86,14 +86,14 @@ def load_model(
         }
         quantized = quantized_packs(headers, whole, quantize, device)
         own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
-        readers = {path: found.tensors[found.names.of(path)] for path in own.tensors()}
+        readers = {path: found.tensors[found.names.of(path)] for path in own.tensors()} | quantized
         place = Placement(device, found.dtype, group=group, defers_weights=True)
         saved = most_saved_bytes(readers.values()) if keeps_codes(place) else 0
         check_memory(found.folder, own, available_bytes(device), device, saved_bytes=saved)
         models = ModelPair(found.spec, place, found.make_draft)
         stored = {**found.tensors, **{found.names.of(path): pack for path, pack in quantized.items()}}
         try:
-            done = place_weights(models, {**readers, **quantized}, place, progress)
+            done = place_weights(models, readers, place, progress)
             _copy(
                 stored,
                 by_name(models, found.names),
@@ -134,11 +134,12 @@ def make_dummy_model(
     target = dummy_dtype(dtype, device)
     whole, generator = outline_of(spec, target, make_draft), torch.Generator(device).manual_seed(DUMMY_SEED)
     check_quantize(quantize, folder, spec)
-    check_memory(folder, whole, available_bytes(device), device)
     place = Placement(device, target, defers_weights=True)
-    models = ModelPair(spec, place, make_draft)
     drawn = {path: Drawn(tensor.shape, target, generator) for path, tensor in whole.tensors().items()}
     packs = quantized_packs(drawn, whole, quantize, device)
+    saved = most_saved_bytes(packs.values()) if keeps_codes(place) else 0
+    check_memory(folder, whole, available_bytes(device), device, saved_bytes=saved)
+    models = ModelPair(spec, place, make_draft)
     done = place_weights(models, packs, place, progress)
     _draw(models, packs, generator, lambda share: progress(done + share * (1 - done)))
     finish_linears(models.linears())

@@ -30,12 +30,14 @@ Parts = dict[str, torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Format:
     """How a weight is written. parts: makes its tensors, by what follows the layer's name. fits: whether a
-    weight of this shape can be written. scheme: a group of config.json's quantization_config."""
+    weight of this shape can be written. scheme: a group of config.json's quantization_config. code_bits: of a
+    code, where kernels read the kind."""
 
     form: str
     scheme: Mapping[str, object]
     parts: Callable[[torch.Tensor], Parts]
     fits: Callable[[torch.Size], bool]
+    code_bits: int | None
 
 
 def float8_blocks(weight: torch.Tensor) -> Parts:  # [out, in]
@@ -105,18 +107,21 @@ FORMATS: Mapping[str, Format] = {
         {"weights": _weights(8, "float", "block", block_structure=[BLOCK, BLOCK])},
         float8_blocks,
         lambda shape: True,
+        8,
     ),
     "int8": Format(
         "pack-quantized",
         {"weights": _weights(8, "int", "channel")},
         lambda weight: integers(weight, 8, weight.shape[1]),
         lambda shape: True,
+        None,
     ),
     "int4": Format(
         "pack-quantized",
         {"weights": _weights(4, "int", "group", group_size=GROUP)},
         lambda weight: integers(weight, 4, GROUP),
         lambda shape: shape[1] % GROUP == 0,
+        4,
     ),
 }
 

@@ -122,12 +122,11 @@ class _OneOfStack:
 class _QuantizedOnReading:
     """The Codes of a dense weight."""
 
-    code_bits: int | None = None  # what it saves is not counted
-
     def __init__(self, path: str, header: Header, own: Format, scheme: Quantization) -> None:
         self._path, self._header, self._own, self._scheme = path, header, own, scheme
         self.shape: tuple[int, int] = (header.get_shape()[0], header.get_shape()[1])
         self.scale_dtype = header.get_dtype()
+        self.code_bits: int | None = own.code_bits
 
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         start = first // BLOCK * BLOCK

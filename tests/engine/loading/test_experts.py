@@ -217,6 +217,7 @@ def test_codes_that_stay_need_no_memory_for_what_they_stand_for(
     assert load_pair(pack, dtype="bfloat16").target.layers
     with pytest.raises(ModelError, match="available on cpu"):
         load_pair(twin, dtype="bfloat16")
+    assert load_pair(twin, dtype="bfloat16", quantize=Quantize("fp8")).target.layers
     seen: list[int] = []
     monkeypatch.setattr(memory, "check_memory", lambda *_, saved_bytes: seen.append(saved_bytes))
     assert all(inspect(folder, gpu_memory=2 << 30).engine for folder in (pack, twin))
