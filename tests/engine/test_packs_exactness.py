@@ -87,11 +87,17 @@ WIDE = {
     "head_dim": 64,
 }
 WIDE_HYBRID = WIDE | {"num_hidden_layers": 4, "linear_value_head_dim": 128}
+WIDE_EXPERTS = WIDE_HYBRID | {
+    "architecture": "Qwen3_5MoeForCausalLM",
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
 WIDE_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "MiMo": lambda folder: random_mimo(folder, **WIDE),
     "Qwen3": lambda folder: save(tiny_model("Qwen3ForCausalLM", **WIDE), "Qwen3ForCausalLM", folder),
     "Llama": lambda folder: save(tiny_model("LlamaForCausalLM", **WIDE), "LlamaForCausalLM", folder),
     "Qwen3.5": lambda folder: HybridOracle(**WIDE_HYBRID).save(folder, sees_images=True),
+    "experts": lambda folder: HybridOracle(**WIDE_EXPERTS).save(folder),
 }
 READ_AS_CODES = ["fp8 blocks, f32 scales", "fp8 blocks, bf16 scales", "fp8 tensors", "ct float channel"]
 READ_AS_CODES += ["ct int4 g128, zeros", "ct int4 channel"]

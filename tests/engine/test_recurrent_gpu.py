@@ -33,10 +33,18 @@ REAL = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
+EXPERTS = REAL | {
+    "architecture": "Qwen3_5MoeForCausalLM",
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+}
 MODELS = {
     "tiny-float32": ({}, "float32"),
     "tiny-bfloat16": ({}, "bfloat16"),
     "real-bfloat16": (REAL, "bfloat16"),
+    "experts-bfloat16": (EXPERTS, "bfloat16"),
 }
 VOCAB_SIZE, KV_BYTES = 151, 1 << 25
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 80, 100, 127, 128, 129, 144, 150, 190, 200)
