@@ -18,6 +18,7 @@ from headway_testing import inspection, tiny_tokenizers
 from headway_testing.chat_templates import QWEN
 from headway_testing.checkpoints import mimo_config, random_mimo, random_tensors, write_folder
 from headway_testing.daemon import headway_command
+from headway_testing.families import save, tiny_model
 from huggingface_hub import constants
 
 from headway.engine import EngineConfig, EngineDeadError, Inspection, InspectionRequest
@@ -102,6 +103,23 @@ def test_a_model_that_can_be_served_is_told_line_by_line(folder: Path, tell: Any
         "1.0 MiB of weights a round with 3 drafts; 378.0 KiB of weights a round without drafts"
     )
     assert lines["can"] == f"be served: headway serve {folder}"
+
+
+def test_of_a_mixture_of_experts_the_parameters_that_a_token_meets_are_told(
+    tell: Any, tmp_path: Path
+) -> None:
+    """Three of seven experts, of 3 x 24 x 48 weights, in each of three layers, and no embedding of 600 x 48;
+    norms have 3 x (2 x 48 + 2 x 16) + 48."""
+    tiny_tokenizers.save_with_template(tmp_path, QWEN)
+    save(tiny_model("Qwen3MoeForCausalLM", vocab_size=600), "Qwen3MoeForCausalLM", tmp_path)
+    status, out, _ = tell(tmp_path, "--device", "cpu")
+    lines = lines_of(out)
+    assert status == 0
+    assert lines["layers"].endswith(" with experts (num_experts 7, top_k 3, intermediate_size 24)")
+    found = re.match(r"([\d,]+) parameters; ([\d,]+) of them active; stored: ", lines["weights"])
+    assert found is not None
+    whole, active = (int(number.replace(",", "")) for number in found.groups())
+    assert whole - active == 3 * 4 * 3 * 24 * 48 + 600 * 48 + 3 * (2 * 48 + 2 * 16) + 48
 
 
 def test_the_embedded_model_is_inspected_without_a_name(tell: Any) -> None:
