@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import torch
@@ -15,8 +16,9 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import Kind
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
+from headway.engine.loading.drafter import draw_drafter, load_drafter
 from headway.engine.models.registry import read_model_spec
-from headway.engine.options import draft_maker, has_ordered_sums
+from headway.engine.options import has_ordered_sums, head_maker
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
 from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
@@ -225,11 +227,14 @@ def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], Non
         config.model_path,
         device=early.outline.device,
         dtype=config.dtype,
-        make_draft=draft_maker(config, early.outline.spec),
+        make_draft=head_maker(config, early.outline.spec),
         progress=progress,
         max_model_len=early.max_model_len,
         quantize=Quantize(config.quantize, config.quantize_lm_head),
     )
+    if config.drafter_path is not None and config.depth > 0:
+        add_drafter = draw_drafter if config.load_format == "dummy" else load_drafter
+        models = add_drafter(Path(config.drafter_path), models, lambda _: progress(1.0))
     warn_without_head(config, has_head=models.draft is not None)
     return models
 

@@ -10,7 +10,7 @@ from headway.engine.models.spec import ModelSpec
 from headway.engine.outline import Outline
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError
-from headway.engine.speculation.select import DRAFTERS, drafter_name
+from headway.engine.speculation.select import draft_maker_of, drafter_name
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
 from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES
@@ -27,8 +27,13 @@ def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
 
 def draft_maker(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
     """Returns what makes the draft model that is to be loaded, by what config.json announces. Raises
-    ConfigError."""
-    return DRAFTERS[with_drafter(config, has_head=spec.draft_head is not None).drafter].make_model
+    ConfigError, and ModelError for a drafter's folder that does not fit the model."""
+    return draft_maker_of(with_drafter(config, has_head=spec.draft_head is not None), spec)
+
+
+def head_maker(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
+    """Returns what makes the draft model whose weights are among the model's own. Raises ConfigError."""
+    return draft_maker(config, spec) if config.drafter_path is None else None
 
 
 def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
@@ -45,7 +50,9 @@ def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
 def draft_lm_head_of(config: EngineConfig, outline: Outline) -> DraftLmHead:
     """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models
     on CUDA with an lm_head that takes a while to read, else full."""
-    hidden, vocab_size = outline.spec.hidden_size, outline.spec.vocab_size
+    vocab_size, hidden = outline.spec.vocab_size, outline.spec.hidden_size
+    if outline.draft is not None:
+        vocab_size, hidden = outline.draft.lm_head_shape
     is_16_bit = outline.has_draft_head and outline.device.type == "cuda" and outline.dtype.itemsize == 2
     is_possible = is_16_bit and vocab_size % 16 == 0 and outline.facts.has_float8
     possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}

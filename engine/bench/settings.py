@@ -14,7 +14,7 @@ from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig, QuantizeFormat
-from headway.engine.protocol.drafters import DrafterName
+from headway.engine.protocol.drafters import NAMED_DRAFTERS, DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name
 
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip
     add_engine_flags(parser, kept="all figures")
     add("--prefill-chunk", type=parse_number, metavar="N", help="as of headway serve")
-    add("--drafter", choices=get_args(DrafterName), default="auto", help="as of headway serve")
+    add("--drafter", choices=NAMED_DRAFTERS, default="auto", help="as of headway serve")
     add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
     add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
     return parser

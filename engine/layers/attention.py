@@ -41,6 +41,7 @@ class Attention:
         tables: RotaryTables,
         *,
         first_position: int = 0,  # tokens before it have no keys
+        input_size: int | None = None,  # None: hidden_size
     ) -> None:
         self._spec, self._cos_sin = spec, tables.of(spec.rope)
         self._rule = ScoreRule(spec.scale, spec.soft_cap, first_position, spec.sliding_window or 0)
@@ -54,7 +55,7 @@ class Attention:
             "attention.key": key_size,
             "attention.value": key_size,
         }
-        self.input = place.linear(qkv, hidden_size, has_bias=spec.has_qkv_bias)
+        self.input = place.linear(qkv, input_size or hidden_size, has_bias=spec.has_qkv_bias)
         self.output = place.linear(
             {"attention.output": hidden_size}, spec.num_heads * spec.head_dim, has_bias=spec.has_output_bias
         )
@@ -98,7 +99,7 @@ class Attention:
         return PagedSpec("keys", shape, self._cache_dtype), PagedSpec("values", shape, self._cache_dtype)
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
-        """x: [tokens, hidden], normed. Returns [tokens, q_heads * head_dim], which `output` is to
+        """x: [tokens, in of `input`], normed. Returns [tokens, q_heads * head_dim], which `output` is to
         multiply."""
         query, gate = self._append(x, inputs, state)
         attended = self._attend(query, inputs, state)

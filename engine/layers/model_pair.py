@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -24,7 +25,14 @@ class DraftModel(Protocol):
     run, their drafter knows."""
 
     @property
-    def num_layers(self) -> int: ...
+    def num_layers(self) -> int:
+        """Returns the number of layers that predict one token each."""
+        ...
+
+    @property
+    def lm_head_shape(self) -> tuple[int, int]:
+        """Returns (outputs, inputs) of the layer by which drafts are picked, of all ranks."""
+        ...
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters that are not the target's by their paths, as `CausalLM.tensors` does."""
@@ -74,6 +82,12 @@ class ModelPair:
         """Returns the same models, or the same rank's share of them, without memory."""
         place = Placement(torch.device("meta"), self.target.dtype, group=self.target.group)
         return ModelPair(self.target.spec, place, self._make_draft)
+
+    def with_draft(self, make_draft: MakeDraft, place: Placement) -> ModelPair:
+        """Returns the same target with a draft model whose parameters are not initialised."""
+        pair = copy(self)
+        pair.draft, pair._make_draft = make_draft(self.target, place), make_draft
+        return pair
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters of both."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
@@ -19,12 +19,7 @@ from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.soft_cap import soft_capped
 from headway.engine.layers.stream import ResidualStream
-from headway.engine.layers.weights import (
-    float8_bytes,
-    float8_weight,
-    int4_screened_weight,
-    nibbles_bytes,
-)
+from headway.engine.layers.weights import draft_format_bytes, draft_lm_head, round_layers
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
@@ -82,9 +77,12 @@ class MtpHead:
     Mutable: `choose_formats` changes the formats of the weights that drafts read, once, after loading.
     """
 
+    taps: tuple[int, ...] = ()
+    draft_ids: torch.Tensor | None = None
+
     def __init__(self, target: CausalLM, place: Placement) -> None:
         spec = target.spec
-        self.hidden_size, self.dtype = spec.hidden_size, target.dtype
+        self.hidden_size, self.vocab_size, self.dtype = spec.hidden_size, spec.vocab_size, target.dtype
         assert spec.draft_head is not None, "the family announces no MTP head"
         self.spec = spec.draft_head
         self._residual_scale, self._embedding_scale = spec.residual_scale, spec.embedding_scale
@@ -96,6 +94,11 @@ class MtpHead:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def lm_head_shape(self) -> tuple[int, int]:
+        """See DraftModel."""
+        return self.vocab_size, self.hidden_size
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters by their paths."""
@@ -118,9 +121,9 @@ class MtpHead:
         parts = (work for layer in self.layers for work in (Work.of([layer.input]), layer.block.work()))
         return Work.in_turn(parts)
 
-    def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [n, hidden] of the model's `forward`. Returns [n, hidden]: what the head reads of it."""
-        return hidden if self.spec.reads == "pre_norm" else self._target_norm(hidden)
+    def draft_hidden(self, states: TargetStates) -> torch.Tensor:
+        """states: of n tokens. Returns [n, hidden]: what the head reads of them."""
+        return states.last if self.spec.reads == "pre_norm" else self._target_norm(states.last)
 
     def draft(
         self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
@@ -158,36 +161,17 @@ class MtpHead:
         return {linear: norms for layer in self.layers for linear, norms in layer.norms_by_linear().items()}
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
-        """Changes the formats of the weights that drafts read.
-
-        lm_head "fp8": `logits` multiplies in float8; "int4": with few rows logits are exact where they could
-        be the greatest and approximate elsewhere, with more rows in float8. layers "fp8": the layers of
-        `norms_by_linear` multiply in float8, and their weights are given up.
-        """
-        if lm_head in ("fp8", "int4") and not self._lm_head.is_quantized:
-            exact = self._lm_head.weight
-            largest = max(layer.final_norm.largest() for layer in self.layers)
-            rounded = float8_weight(exact, largest_input=largest)
-            self._draft_lm_head = Linear(
-                rounded if lm_head == "fp8" else int4_screened_weight(exact, rounded)
-            )
+        """Changes the formats of the weights that drafts read: of the model's output layer a copy, which
+        `logits` multiplies by, and those of `norms_by_linear`."""
+        largest = max(layer.final_norm.largest() for layer in self.layers)
+        self._draft_lm_head = draft_lm_head(self._lm_head, lm_head, largest_input=largest)
         if layers == "fp8":
-            for linear, norms in self.norms_by_linear().items():
-                if linear.is_quantized:
-                    continue
-                largest = max(norm.largest() for norm in norms)
-                linear.store(float8_weight(linear.weight, largest_input=largest))
+            round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
         """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it
         gives some back."""
-        exact = self._lm_head.weight
-        added = 0 if lm_head == "full" else float8_bytes(exact)
-        if lm_head == "int4":
-            added += nibbles_bytes(exact)
-        if layers == "fp8":
-            added += sum(float8_bytes(linear.weight) - linear.nbytes for linear in self.norms_by_linear())
-        return added
+        return draft_format_bytes(self._lm_head, self.norms_by_linear(), lm_head, layers)
 
     def _stream(
         self,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
+from headway.engine.layers.linear import Linear
+from headway.engine.layers.norm import RMSNorm
+from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.kernels import DenseWeight, Float8Weight, Int4ScreenedWeight, pack_nibbles
 
 MAX_FLOAT8, TINY = 448.0, 1e-30
@@ -32,6 +36,40 @@ def int4_screened_weight(
 ) -> Int4ScreenedWeight:
     """Returns the weight with a copy in 4 bits. many: what more rows than 4 bits are good for read."""
     return Int4ScreenedWeight(weight, *quantize_to_nibbles(weight), many)
+
+
+def draft_lm_head(lm_head: Linear, kind: DraftLmHead, *, largest_input: float) -> Linear:
+    """Returns the layer by which drafts are picked. "fp8": it multiplies in float8; "int4": with few rows
+    logits are exact where they could be the greatest and approximate elsewhere, with more rows in float8;
+    else the layer itself."""
+    if kind not in ("fp8", "int4") or lm_head.is_quantized:
+        return lm_head
+    rounded = float8_weight(lm_head.weight, largest_input=largest_input)
+    return Linear(rounded if kind == "fp8" else int4_screened_weight(lm_head.weight, rounded))
+
+
+def round_layers(norms_by_linear: Mapping[Linear, tuple[RMSNorm, ...]]) -> None:
+    """Has layers whose input is the output of norms multiply in float8; their weights are given up."""
+    for linear, norms in norms_by_linear.items():
+        if not linear.is_quantized:
+            largest = max(norm.largest() for norm in norms)
+            linear.store(float8_weight(linear.weight, largest_input=largest))
+
+
+def draft_format_bytes(
+    lm_head: Linear,
+    norms_by_linear: Mapping[Linear, tuple[RMSNorm, ...]],
+    kind: DraftLmHead,
+    layers: DraftLayers,
+) -> int:
+    """Returns the bytes that `draft_lm_head` and `round_layers`, where layers is "fp8", take beside those of
+    the weights; below 0 where they give some back."""
+    added = 0 if kind == "full" else float8_bytes(lm_head.weight)
+    if kind == "int4":
+        added += nibbles_bytes(lm_head.weight)
+    if layers == "fp8":
+        added += sum(float8_bytes(linear.weight) - linear.nbytes for linear in norms_by_linear)
+    return added
 
 
 def float8_bytes(weight: torch.Tensor) -> int:

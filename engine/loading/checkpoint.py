@@ -94,7 +94,7 @@ def load_model(
         stored = {**found.tensors, **{found.names.of(path): pack for path, pack in quantized.items()}}
         try:
             done = place_weights(models, readers, place, progress)
-            _copy(
+            copy_tensors(
                 stored,
                 by_name(models, found.names),
                 group.rank,
@@ -141,7 +141,13 @@ def make_dummy_model(
     check_memory(folder, whole, available_bytes(device), device, saved_bytes=saved)
     models = ModelPair(spec, place, make_draft)
     done = place_weights(models, packs, place, progress)
-    _draw(models, packs, generator, lambda share: progress(done + share * (1 - done)))
+    draw_tensors(
+        models.tensors(),
+        packs,
+        generator,
+        lambda share: progress(done + share * (1 - done)),
+        unit_offset=spec.norm.unit_offset,
+    )
     finish_linears(models.linears())
     return models
 
@@ -172,7 +178,7 @@ def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-def _copy(
+def copy_tensors(
     stored: Mapping[str, Reader],
     parameters: Mapping[str, torch.Tensor],
     rank: int,
@@ -209,18 +215,20 @@ class Drawn:
         return drawn.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=self._generator)
 
 
-def _draw(
-    models: ModelPair,
+def draw_tensors(
+    parameters: Mapping[str, torch.Tensor],
     packs: Mapping[str, Pack | StackedExperts],
     generator: torch.Generator,
     progress: Callable[[float], None],
+    *,
+    unit_offset: bool,
 ) -> None:
-    """packs: what of the parameters is drawn, quantised and expanded."""
-    parameters = models.tensors()
+    """packs: what of the parameters is drawn, quantised and expanded. unit_offset: norms multiply by 1 +
+    weight."""
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for path, parameter in parameters.items():
         if path.endswith("norm"):
-            is_offset = models.target.spec.norm.unit_offset and not path.endswith(PLAIN_NORM)
+            is_offset = unit_offset and not path.endswith(PLAIN_NORM)
             parameter.fill_(0.0 if is_offset else 1.0)
         elif path in packs:
             parameter.copy_(packs[path][:])

@@ -100,9 +100,15 @@ def checked_outline(found: Checkpoint) -> ModelPair:
     ignored = _vision_tensors(found)
     if found.spec.tied:
         ignored.add(found.names.of(LM_HEAD))
+    check_stored(found, shapes, ignored)
+    return outline
+
+
+def check_stored(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored: set[str]) -> None:
+    """shapes: of the parameters by their names in the checkpoint. ignored: names of tensors that are not
+    read. Raises ModelError for what is missing, unexpected, or of another shape or dtype."""
     _check_names(found, shapes, ignored)
     _check_tensors(found.folder, shapes, found.tensors)
-    return outline
 
 
 def missing_head_tensors(found: Checkpoint, whole: ModelPair) -> list[str]:

@@ -41,23 +41,25 @@ FULL = Quantize()
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the engine process needs to start.
 
-    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens
-    computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy
-    chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round of more
-    tokens; None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first of each
-    HTTP request; None: no limit but max_running. max_waiting: HTTP requests that may wait. load_format:
-    "dummy" draws the weights at random instead of reading them, for measurements. drafter: what makes
-    drafts; auto is the draft head where the model has one, else nothing. require_speculation: refuses to
-    start where nothing drafts, or where the head fails its check. synthetic_acceptance: how often the draft
-    at each position is taken, whatever the model picks there, for measurements. relaxed_thinking: LOSSY:
-    while a request reasons, drafts are taken, too, if fewer than this number of tokens are more probable
-    and the most probable one is so by this probability at most; None: drafts change no text. audit_rate:
-    the share of the finished requests that is computed again without drafts, 0 to 1. draft_lm_head: the
-    weights by which drafts are picked; draft_layers: weights and inputs of those of the draft layers'
-    products that follow a norm. The target's are as they are stored, or as quantize says: how linear
-    weights are quantised as they are read. deterministic: refuses to start where a row's text could depend
-    on how many are computed with it, on the depth, or on how its prompt was cut. fast_math: lets it depend
-    on these on a GPU. log_level, log_format: of this process.
+    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt
+    tokens computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a
+    policy chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round
+    of more tokens; None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first
+    of each HTTP request; None: no limit but max_running. max_waiting: HTTP requests that may wait.
+    load_format: "dummy" draws the weights at random instead of reading them, for measurements. drafter:
+    what makes drafts; auto is the draft head where the model has one, else nothing. drafter_path: the
+    folder of a drafter, which drafts instead; drafter is then auto, or what the folder holds.
+    require_speculation: refuses to start where nothing drafts, or where the head fails its check.
+    synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there,
+    for measurements. relaxed_thinking: LOSSY: while a request reasons, drafts are taken, too, if fewer
+    than this number of tokens are more probable and the most probable one is so by this probability at
+    most; None: drafts change no text. audit_rate: the share of the finished requests that is computed
+    again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked; draft_layers:
+    weights and inputs of those of the draft layers' products that follow a norm. The target's are as they
+    are stored, or as quantize says: how linear weights are quantised as they are read. deterministic:
+    refuses to start where a row's text could depend on how many are computed with it, on the depth, or on
+    how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format: of this
+    process.
     """
 
     model_path: str
@@ -69,6 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 3
     chooses_depth: bool = False
     drafter: DrafterName = "auto"
+    drafter_path: str | None = None
     require_speculation: bool = False
     draft_lm_head: DraftLmHead = "auto"
     draft_layers: DraftLayers = "auto"

@@ -9,7 +9,9 @@ from typing import Literal
 # The first tokens of a prediction that n-gram lookup searches; the others are not looked at.
 MAX_PREDICTION = 1 << 14
 # What makes drafts; in an engine that runs, auto has been resolved to one of the others.
-DrafterName = Literal["auto", "mtp", "ngram", "none"]
+DrafterName = Literal["auto", "mtp", "ngram", "none", "eagle3"]
+# Those that a start asks for by name; the others are what a drafter's folder holds.
+NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +32,5 @@ DRAFTER_TRAITS: dict[DrafterName, DrafterTraits] = {
     "mtp": DrafterTraits("by the model's MTP head", leaves_pending=True, reads_head=True),
     "ngram": DrafterTraits("by n-gram lookup"),
     "none": DrafterTraits("by nothing", has_drafts=False),
+    "eagle3": DrafterTraits("by an EAGLE-3 head", leaves_pending=True),
 }

@@ -1,4 +1,5 @@
-"""Drafts from the model's own MTP head: one pass of every layer over the pending pairs, then single steps.
+"""Drafts from an MTP or EAGLE-3 head: one pass of every layer over the pending pairs, then single steps. An
+EAGLE-3 head is run as one MTP layer.
 
 Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0
 holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its
@@ -10,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
 from headway.engine.layers.causal_lm import TargetStates
+from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.inputs import ForwardInputs, inputs_of
-from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.mtp_head import MtpHead
-from headway.engine.protocol.drafters import DRAFTER_TRAITS
-from headway.engine.sampling.sampler import pick_tokens
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName, DrafterTraits
+from headway.engine.sampling.sampler import in_target_vocabulary, pick_tokens
 from headway.engine.speculation.drafter import DrafterFamily, PromptTokens
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
@@ -42,7 +45,45 @@ BLOCK_HIDDEN, BLOCK_CARRIES, PENDING_HIDDEN, CARRIES = (
 CAUGHT_UP_AT_ONCE = 16
 
 
-def mtp_state(head: MtpHead, max_pending: int) -> tuple[StateSpec, ...]:
+class DraftHead(Protocol):
+    """What an MTP head and an EAGLE-3 head have in common. num_layers: see DraftModel. taps: see Drafter.
+    draft_ids: [draft vocab] int64, the target's id of each token of a vocabulary of its own; None: it has the
+    target's."""
+
+    hidden_size: int
+    vocab_size: int  # the target's
+    dtype: torch.dtype
+    taps: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def draft_ids(self) -> torch.Tensor | None: ...
+
+    def draft_hidden(self, states: TargetStates) -> torch.Tensor:
+        """Returns [n, hidden]: what layer 0 reads of n tokens."""
+        ...
+
+    def draft(
+        self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
+    ) -> torch.Tensor:
+        """Runs layer `index` over pairs of hidden [tokens, hidden] and tokens. Returns the carries,
+        likewise."""
+        ...
+
+    def fill_cache(
+        self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
+    ) -> None:
+        """Changes the pool as `draft` does."""
+        ...
+
+    def logits(self, carry: torch.Tensor, index: int = 0) -> torch.Tensor:
+        """carry: [n, hidden] of layer `index`. Returns [n, draft vocab]."""
+        ...
+
+
+def mtp_state(head: DraftHead, max_pending: int) -> tuple[StateSpec, ...]:
     """Declares what drafts need besides the MTP layers' keys and values.
 
     Of each block, what the first pair after a prefix hit is formed with: the hidden state of its last token
@@ -65,17 +106,16 @@ def mtp_state(head: MtpHead, max_pending: int) -> tuple[StateSpec, ...]:
 class MtpDrafter:
     """Mutable: it is the only writer of the MTP layers' keys and values and of what `mtp_state` declares."""
 
-    traits = DRAFTER_TRAITS["mtp"]
-    taps: tuple[int, ...] = ()
-
     def __init__(
         self,
-        head: MtpHead,
+        head: DraftHead,
         pool: StatePool,
         rows: RowTensors,  # all of the table
         *,
         max_depth: int,
+        traits: DrafterTraits = DRAFTER_TRAITS["mtp"],
     ) -> None:
+        self.traits, self.taps = traits, head.taps
         assert pool.block_size >= head.num_layers, "slots at the end of a block have no pair in some layer"
         self._head = head
         self._pool = pool
@@ -125,7 +165,7 @@ class MtpDrafter:
         """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does
         not exist."""
         inputs, ids = prompts.inputs, self._rows.state_ids.index_select(0, prompts.rows)
-        hidden = self._head.draft_hidden(states.last)
+        hidden = self._head.draft_hidden(states)
         newest = self._pending_hidden[:, 0]
         own = newest.index_select(0, ids)
         before = torch.where((prompts.hits < 0)[:, None], own, self._block_hidden[prompts.hits])
@@ -157,7 +197,7 @@ class MtpDrafter:
         """(h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass."""
         num_rows, width = window.token_ids.shape
         store_pending_states(
-            self._head.draft_hidden(states.last).view(num_rows, width, -1),
+            self._head.draft_hidden(states).view(num_rows, width, -1),
             rows.prefill_status,
             rows.state_ids,
             window.slot_mapping,
@@ -281,6 +321,8 @@ class MtpDrafter:
         step: int,
     ) -> None:
         logits = self._head.logits(carry, min(step, self._head.num_layers - 1))[:, None]
+        if self._head.draft_ids is not None:
+            logits = in_target_vocabulary(logits, self._head.draft_ids, self._head.vocab_size)
         pick_tokens(logits, rows, positions, drafts[:step].T, out=drafts[step, :, None])
 
 
@@ -313,13 +355,22 @@ def _by_token(batch: QueryBatch) -> QueryBatch:
     )  # fmt: skip
 
 
-def _head_of(models: ModelPair) -> MtpHead:
-    assert isinstance(models.draft, MtpHead), "the MTP head is not loaded"
+def _head_of(models: ModelPair) -> DraftHead:
+    assert isinstance(models.draft, MtpHead | Eagle3Head), "the head is not loaded"
     return models.draft
 
 
-FAMILY = DrafterFamily(
-    lambda models, pool, rows, max_depth: MtpDrafter(_head_of(models), pool, rows, max_depth=max_depth),
-    lambda models, max_pending: mtp_state(_head_of(models), max_pending),
-    MtpHead,
-)
+def _family(name: DrafterName, make_model: MakeDraft | None = None) -> DrafterFamily:
+    traits = DRAFTER_TRAITS[name]
+    return DrafterFamily(
+        lambda models, pool, rows, max_depth: MtpDrafter(
+            _head_of(models), pool, rows, max_depth=max_depth, traits=traits
+        ),
+        lambda models, max_pending: mtp_state(_head_of(models), max_pending),
+        make_model,
+    )
+
+
+FAMILY = _family("mtp", MtpHead)
+# The folder that it is read from says what makes its layers.
+EAGLE3_FAMILY = _family("eagle3")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from pathlib import Path
 
+from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.models.eagle3 import read_eagle3_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
@@ -21,6 +25,7 @@ DRAFTERS: dict[DrafterName, DrafterFamily] = {
     "mtp": mtp.FAMILY,
     "ngram": ngram.FAMILY,
     "none": DrafterFamily(lambda *_: NoDrafter(), lambda *_: ()),
+    "eagle3": mtp.EAGLE3_FAMILY,
 }
 
 logger = logging.getLogger(__name__)
@@ -38,6 +43,8 @@ def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
             f"--drafter is mtp, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
         )
     name = config.drafter
+    if config.drafter_path is not None:
+        name = "eagle3"
     if name == "auto":
         name = "mtp" if has_head else "none"
     if config.require_speculation and (config.depth == 0 or name == "none"):
@@ -59,6 +66,15 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
             "none silences this line)",
             config.depth, config.model_path,
         )  # fmt: skip
+
+
+def draft_maker_of(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
+    """Returns what makes the draft model of the drafter that the configuration names; None: it has none.
+    Raises ModelError for a drafter's folder that does not fit the model."""
+    if config.drafter == "eagle3":
+        assert config.drafter_path is not None, "an EAGLE-3 head has a folder"
+        return partial(Eagle3Head, read_eagle3_spec(Path(config.drafter_path), spec))
+    return DRAFTERS[config.drafter].make_model
 
 
 def announced_head(spec: ModelSpec) -> MakeDraft | None:

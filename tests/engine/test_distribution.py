@@ -37,12 +37,14 @@ class MarkovHead:
     """Its drafts depend on the last token only."""
 
     num_layers = 1
+    taps = ()
+    draft_ids = None
 
     def __init__(self, law: torch.Tensor) -> None:
         self.law = law  # [VOCAB, VOCAB]
 
-    def draft_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
+    def draft_hidden(self, states: TargetStates) -> torch.Tensor:
+        return states.last
 
     def draft(
         self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from headway.engine.bench.settings import (
     add_engine_flags,
@@ -19,13 +19,13 @@ from headway.engine.bench.settings import (
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
-from headway.engine.protocol.drafters import DrafterName
+from headway.engine.protocol.drafters import NAMED_DRAFTERS, DrafterName
 from headway.engine.protocol.errors import ConfigError
 
 BORDERS_OF_PROMPTS = 3  # within the longest prompt of a model with recurrent layers
 DrafterChoice = DrafterName | Literal["recorded"]
 DRAFTERS: tuple[DrafterChoice, ...] = (
-    *(name for name in get_args(DrafterName) if name != "none"),
+    *(name for name in NAMED_DRAFTERS if name != "none"),
     "recorded",
 )
 

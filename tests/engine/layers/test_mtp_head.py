@@ -19,6 +19,7 @@ from headway_testing.checkpoints import (
 from headway_testing.drafting import draft_chain, prefill
 from headway_testing.paged import PagedSequences, load_pair
 
+from headway.engine.layers.causal_lm import TargetStates
 from headway.kernels import rms_norm
 
 Pair = Callable[..., SimpleNamespace]
@@ -30,7 +31,7 @@ def test_trunk_and_head_are_those_of_the_oracle(variant: str, pair: Pair, tokens
     sequences = PagedSequences(case.models, 1, len(tokens))
     hidden = sequences.forward([(0, 0, len(tokens))], tokens)
     assert (case.model.logits(hidden) - case.oracle.logits(tokens)).abs().max() < case.tolerance
-    states = case.head.draft_hidden(hidden)[:-1]
+    states = case.head.draft_hidden(TargetStates(hidden))[:-1]
     carries = sequences.draft([(0, 1, len(tokens) - 1)], tokens[1:], states)
     wanted = case.oracle.carries(case.oracle.hidden(tokens)[:-1], tokens[1:])
     assert (carries - wanted).abs().max() < case.tolerance
@@ -57,7 +58,7 @@ def test_the_next_true_pairs_overwrite_what_drafts_left(pair: Pair, tokens: torc
     truth."""
     case = pair("grouped", with_head=True)
     sequences = prefill(case.models, tokens[:70], [70])
-    states = case.head.draft_hidden(sequences.forward([(0, 70, 5)], tokens[70:]))
+    states = case.head.draft_hidden(TargetStates(sequences.forward([(0, 70, 5)], tokens[70:])))
     before = case.oracle.hidden(tokens)[69:70]
     draft_chain(sequences, tokens[70:71], before, 70, 3)
     carry = sequences.draft([(0, 70, 5)], tokens[70:], torch.cat([before, states[:-1]]))[-1:]
@@ -95,7 +96,7 @@ def test_every_draft_of_the_constructed_model_is_right(depth: int, tmp_path: Pat
     state = sequences.forward([(0, 5, 1)], prompt[-1:])
     token = model.logits(state).argmax(-1)
     assert token.tolist() == [successor[31]]
-    drafts = draft_chain(sequences, token, head.draft_hidden(state), 6, depth).argmax(-1)
+    drafts = draft_chain(sequences, token, head.draft_hidden(TargetStates(state)), 6, depth).argmax(-1)
     wanted = []
     for _ in range(depth):
         token = model.logits(sequences.forward([(0, 6 + len(wanted), 1)], token)).argmax(-1)
@@ -115,7 +116,7 @@ def test_noise_sets_the_acceptance_of_the_constructed_model(
     prompt = torch.randint(0, 128, (250,), generator=torch.Generator().manual_seed(0))
     sequences = PagedSequences(models, 1, 250)
     hidden = sequences.forward([(0, 0, 250)], prompt)
-    carries = sequences.draft([(0, 1, 249)], prompt[1:], head.draft_hidden(hidden)[:-1])
+    carries = sequences.draft([(0, 1, 249)], prompt[1:], head.draft_hidden(TargetStates(hidden))[:-1])
     is_right = head.logits(carries).argmax(-1) == model.logits(hidden).argmax(-1)[1:]
     assert abs(is_right.double().mean().item() - wanted) < 0.06
 
@@ -173,7 +174,7 @@ def test_a_head_of_float8_drafts_about_the_same(size: float, tmp_path: Path) -> 
             assert [linear.input_step is not None for linear in rounded] == [True] * 3
             assert len(list(models.linears())) == num_linears
         sequences = PagedSequences(models, 1, 64)
-        hidden = head.draft_hidden(sequences.forward([(0, 0, 40)], tokens))
+        hidden = head.draft_hidden(TargetStates(sequences.forward([(0, 0, 40)], tokens)))
         carry = sequences.draft([(0, 1, 39)], tokens[1:], hidden[:-1])
         carries.append(carry)
         drafts.append(draft_chain(sequences, tokens[:1], hidden[-1:], 40, 1))

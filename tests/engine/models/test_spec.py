@@ -11,6 +11,7 @@ import pytest
 import torch
 from headway_testing.paged import PagedSequences
 
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.models.spec import (
@@ -117,7 +118,7 @@ def computed(spec: ModelSpec) -> list[torch.Tensor | int]:
     sequences = PagedSequences(models, 1, len(TOKENS))
     spans = [(0, 0, len(TOKENS))]
     hidden = sequences.forward(spans, TOKENS)
-    carry = sequences.draft(spans, TOKENS, head.draft_hidden(hidden))
+    carry = sequences.draft(spans, TOKENS, head.draft_hidden(TargetStates(hidden)))
     return [*shown, model.logits(hidden), head.logits(carry), carry]
 
 

@@ -40,6 +40,7 @@ class TapHead:
     """Scores the token after next by two taps and the next token's embedding."""
 
     num_layers = 1
+    lm_head_shape = (NUM_DRAFTED, 48)
 
     def __init__(self, target: CausalLM, place: Placement) -> None:
         hidden = target.spec.hidden_size

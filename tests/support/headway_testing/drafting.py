@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.model_pair import ModelPair
 from headway_testing.paged import PagedSequences
 
@@ -15,7 +16,7 @@ def prefill(models: ModelPair, tokens: torch.Tensor, widths: list[int], *, room:
     previous, first = torch.zeros(1, head.hidden_size, dtype=head.dtype), 0
     for width in widths:
         span, part = [(0, first, width)], tokens[first : first + width]
-        states = torch.cat([previous, head.draft_hidden(sequences.forward(span, part))])
+        states = torch.cat([previous, head.draft_hidden(TargetStates(sequences.forward(span, part)))])
         sequences.fill(span, part, states[:-1])
         previous, first = states[-1:], first + width
     return sequences

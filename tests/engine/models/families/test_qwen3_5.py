@@ -16,6 +16,7 @@ from headway_testing.hybrid import HybridOracle
 from headway_testing.paged import PagedSequences, load, load_pair
 
 from headway.engine import ModelError, read_model_spec
+from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.loading import headers
 from headway.engine.models.spec import AttentionSpec, ModelSpec, MtpSpec
 
@@ -66,7 +67,7 @@ def test_the_head_reads_what_the_final_norm_gives(tokens: torch.Tensor, tmp_path
     oracle = HybridOracle()
     models = load_pair(oracle.save(tmp_path), dtype="float32")
     hidden = PagedSequences(models, 1, len(tokens)).forward([(0, 0, len(tokens))], tokens)
-    assert (models.draft.draft_hidden(hidden) - oracle.hidden(tokens)).abs().max() < TOLERANCE
+    assert (models.draft.draft_hidden(TargetStates(hidden)) - oracle.hidden(tokens)).abs().max() < TOLERANCE
 
 
 def turned(spec: ModelSpec, change: dict[str, Any]) -> ModelSpec:
@@ -121,7 +122,7 @@ def test_a_switch_of_the_head_turned_the_wrong_way_is_far_off(
     monkeypatch.setattr(headers, "read_model_spec", lambda folder: switch(read_model_spec(folder)))
     models = load_pair(oracle.save(tmp_path), dtype="float32")
     last = PagedSequences(models, 1, 74).forward([(0, 0, 74)], tokens[:-1])[-1:]
-    state = models.draft.draft_hidden(last)
+    state = models.draft.draft_hidden(TargetStates(last))
     chain = draft_chain(prefill(models, tokens[:-1], [74]), tokens[-1:], state, 74, 2)
     difference = (chain - oracle.draft_chain(tokens, 2)).abs().max()
     assert difference < TOLERANCE if name == "none" else difference > FAR_OFF

@@ -1,0 +1,189 @@
+"""Reads the config.json of an EAGLE-3 head, a drafter in a folder of its own, in both published layouts.
+
+EAGLE-3: arXiv:2503.01840. The original layout (SafeAILab, SpecForge, SGLang) names an architecture such as
+LlamaForCausalLMEagle3 and has all keys outermost; that of vLLM's `speculators` has `speculators_model_type`
+and its layers under `transformer_layer_config`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headway.engine.models.config_keys import resolve_config
+from headway.engine.models.model_files import is_folder, read_json_object
+from headway.engine.models.quantization import KEYS
+from headway.engine.models.registry import CONFIG_CLASSES, FAMILY_OF
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.errors import ModelError
+
+# By the model_type of its layers, the family that reads them.
+DECODERS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+TAP_KEY = "eagle_aux_hidden_state_layer_ids"
+
+Fusion = Literal["plain", "whole_norm", "part_norms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Spec:
+    """An EAGLE-3 head for a target: a projection of the target's residual stream at several layers, then
+    layers of a decoder, the first of which also reads the embedding of the next token.
+
+    decoder: of its layers, with the target's vocabulary; its positions are not used. taps: the target's
+    layers at whose entrance the stream is read, ascending. fusion: what is normed before the projection:
+    nothing, all taps as one vector, or each by itself. norms_residual: the first layer adds to the norm of
+    what it reads instead of to that itself. carries: what the next draft reads, the layers' sum before or
+    after the final norm. has_embedding: the embedding is its own, not the target's.
+    """
+
+    decoder: ModelSpec
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    fusion: Fusion = "plain"
+    norms_residual: bool = False
+    carries: Literal["pre_norm", "post_norm"] = "pre_norm"
+    has_embedding: bool = False
+
+
+def read_eagle3_spec(folder: Path, target: ModelSpec) -> Eagle3Spec:
+    """Reads `config.json` of a drafter's folder. Raises ModelError for what is wrong, for what is not
+    computed, and for a head that does not fit the target."""
+    file = folder / "config.json"
+    content = read_json_object(file)
+    if content is None:
+        missing = "has no config.json" if is_folder(folder) else "does not exist"
+        raise ModelError(f"the drafter's folder {folder} {missing}; give the folder of an EAGLE-3 head")
+    keys = _Keys(content, file)
+    decoder = _decoder(keys)
+    own_hidden, hidden = decoder.hidden_size, target.hidden_size
+    spec = Eagle3Spec(
+        decoder=decoder,
+        draft_vocab_size=keys.count("draft_vocab_size", decoder.vocab_size),
+        target_hidden_size=keys.count("target_hidden_size", own_hidden),
+        taps=keys.taps(len(target.layers)),
+        fusion=keys.fusion(),
+        norms_residual=keys.norms_residual(),
+        carries="post_norm" if keys.flag("norm_output") else "pre_norm",
+        has_embedding=own_hidden != hidden,
+    )
+    for name, found, wanted in (
+        ("vocab_size", decoder.vocab_size, target.vocab_size),
+        ("target_hidden_size (or hidden_size)", spec.target_hidden_size, hidden),
+    ):
+        if found != wanted:
+            raise keys.error(
+                f"{name} is {found:,}, the model has {wanted:,}; give a drafter that was trained for this model"
+            )
+    if spec.draft_vocab_size > decoder.vocab_size:
+        raise keys.error(
+            f"draft_vocab_size is {spec.draft_vocab_size:,}; it must be at most vocab_size, {decoder.vocab_size:,}"
+        )
+    return spec
+
+
+class _Keys:
+    """The keys of a config.json outside its decoder, with errors that name the file. Those of `eagle_config`
+    go before the outermost."""
+
+    def __init__(self, content: Mapping[str, object], file: Path) -> None:
+        inner = content.get("eagle_config") or {}
+        self.content, self.file = content, file
+        if not isinstance(inner, dict):
+            raise self.error(f"eagle_config is {inner!r}; it must be an object")
+        self._inner: dict[str, object] = inner
+        kind = content.get("speculators_model_type")
+        if kind not in (None, "eagle3"):
+            raise self.error(f"speculators_model_type is {kind!r}; supported is 'eagle3'")
+        self.is_speculators = kind is not None
+        if self.flag("use_aux_hidden_state", default=True) is False:
+            raise self.error("use_aux_hidden_state is false; supported are heads that read several layers")
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self.file}: {what}")
+
+    def _value(self, key: str) -> object:
+        inner = self._inner.get(key)
+        return self.content.get(key) if inner is None else inner
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        found = self._value(key)
+        if found is None:
+            return default
+        if not isinstance(found, bool):
+            raise self.error(f"{key} is {found!r}; it must be true or false")
+        return found
+
+    def count(self, key: str, default: int) -> int:
+        found = self._value(key)
+        if found is None:
+            return default
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.error(f"{key} is {found!r}; it must be a positive integer")
+        return found
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Returns the layers at whose entrance the stream is read. speculators and vLLM count these;
+        SGLang's `eagle_config` counts the layers that the stream leaves, each one less."""
+        inner, outer = self._inner.get(TAP_KEY), self.content.get(TAP_KEY)
+        found, step = (inner, 1) if inner else (outer, 0)
+        if not found:
+            taps = (2, num_layers // 2, num_layers - 3)
+            said = f"{TAP_KEY} is not given, which means {list(taps)} for {num_layers} layers"
+        elif isinstance(found, list) and all(type(index) is int for index in found):
+            taps = tuple(index + step for index in found)
+            said = f"{TAP_KEY} is {found}"
+        else:
+            raise self.error(f"{TAP_KEY} is {found!r}; it must be a list of layers")
+        is_ascending = list(taps) == sorted(set(taps))
+        if not is_ascending or not all(1 <= tap < num_layers for tap in taps):
+            raise self.error(
+                f"{said}; the model has {num_layers} layers, so that it must be ascending numbers from {1 - step} "
+                f"to {num_layers - 1 - step}; give a drafter that was trained for this model"
+            )
+        return taps
+
+    def fusion(self) -> Fusion:
+        of_whole, of_parts = self.flag("norm_before_fc"), self.flag("fc_norm")
+        if of_whole and of_parts:
+            raise self.error("norm_before_fc and fc_norm are both true; they exclude each other")
+        return "whole_norm" if of_whole else "part_norms" if of_parts else "plain"
+
+    def norms_residual(self) -> bool:
+        """Returns what the original layout leaves out where it is false; readers of the speculators layout
+        disagree about its default."""
+        if self.is_speculators and self._value("norm_before_residual") is None:
+            raise self.error(
+                "norm_before_residual is missing; give it as the head was trained, true or false"
+            )
+        return self.flag("norm_before_residual")
+
+
+def _decoder(keys: _Keys) -> ModelSpec:
+    """Returns the spec of the layers, which their family reads."""
+    content = keys.content
+    if keys.is_speculators:
+        inner = content.get("transformer_layer_config")
+        if not isinstance(inner, dict):
+            raise keys.error(f"transformer_layer_config is {inner!r}; it must be an object")
+        kind = inner.get("model_type")
+        if not isinstance(kind, str) or kind not in DECODERS:
+            raise keys.error(
+                f"model_type of transformer_layer_config is {kind!r}; supported are {' and '.join(DECODERS)}"
+            )
+        architecture = DECODERS[kind]
+        content = {**inner, **{key: content[key] for key in KEYS if content.get(key) is not None}}
+    else:
+        names = content.get("architectures")
+        name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        architecture = name.removeprefix("Eagle3").removesuffix("Eagle3")
+        if architecture == name or architecture not in DECODERS.values():
+            supported = " and ".join(f"{decoder}Eagle3" for decoder in DECODERS.values())
+            raise keys.error(
+                f"the architecture of the drafter is {name or 'not named'}; supported are {supported}, and the "
+                "speculators layout with speculators_model_type 'eagle3'"
+            )
+    resolved = resolve_config({**content, "architectures": [architecture]}, keys.file, CONFIG_CLASSES)
+    return FAMILY_OF[architecture].read(resolved)

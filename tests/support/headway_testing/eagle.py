@@ -1,0 +1,190 @@
+"""What transformers' layers compute of EAGLE-3 heads, saved in both published layouts: heads for tiny models,
+and one that is always right."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
+
+from headway_testing.oracle import randomise
+
+Layout = Literal["original", "speculators"]
+# Of other sizes than the tiny targets' layers, but for hidden_size and vocab_size.
+TINY_HEAD = {
+    "vocab_size": 151,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+}
+STYLES = {
+    "llama": (LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
+    "qwen3": (Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding),
+}
+
+
+class EagleOracle(nn.Module):
+    """An EAGLE-3 head for a model of transformers', over whole sequences, without a cache.
+
+    options: the keys norm_before_residual, norm_before_fc, fc_norm, norm_output that are true. The submodules
+    have the names of the speculators layout.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        *,
+        taps: tuple[int, ...] = (1, 2),
+        style: str = "llama",
+        draft_vocab: int = 100,
+        options: tuple[str, ...] = (),
+        owns_embedding: bool = False,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        **changes: object,
+    ) -> None:
+        super().__init__()
+        config_class, layer_class, rotary_class = STYLES[style]
+        self.config = config_class(**{**TINY_HEAD, **changes, "attn_implementation": "sdpa"})
+        self.target, self.taps, self.options = [target], taps, options
+        hidden, epsilon = self.config.hidden_size, self.config.rms_norm_eps
+        tapped = target.config.hidden_size
+        self.rotary = rotary_class(self.config)
+        self.fc = nn.Linear(len(taps) * tapped, hidden, bias=False)
+        self.layers = nn.ModuleList(
+            layer_class(self.config, layer_idx=index) for index in range(self.config.num_hidden_layers)
+        )
+        first = self.layers[0]
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(first.self_attn, name)
+            wide = nn.Linear(2 * hidden, old.out_features, bias=old.bias is not None)
+            setattr(first.self_attn, name, wide)
+        first.hidden_norm = LlamaRMSNorm(hidden, eps=epsilon)
+        self.norm = LlamaRMSNorm(hidden, eps=epsilon)
+        self.lm_head = nn.Linear(hidden, draft_vocab, bias=False)
+        if "norm_before_fc" in options:
+            self.input_norm = LlamaRMSNorm(len(taps) * tapped, eps=epsilon)
+        if "fc_norm" in options:
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(tapped, eps=epsilon) for _ in taps)
+        if owns_embedding:
+            self.embed_tokens = nn.Embedding(self.config.vocab_size, hidden)
+        generator = torch.Generator().manual_seed(seed)
+        randomise(self, generator)
+        ids = torch.randperm(self.config.vocab_size, generator=generator)[:draft_vocab].sort().values
+        self.d2t = ids - torch.arange(draft_vocab)
+        for module in (self, target):
+            module.eval().to(dtype)
+            widen_norms(module)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """[draft vocab] int64: the target's ids."""
+        return torch.arange(len(self.d2t)) + self.d2t
+
+    def save(self, folder: Path, layout: Layout) -> Path:
+        """Writes config.json and the weights, in the dtype float32 or float64 that they have."""
+        folder.mkdir(parents=True, exist_ok=True)
+        keys = {**self.config.to_diff_dict(), "model_type": self.config.model_type}
+        keys |= {key: self.config.to_dict()[key] for key in TINY_HEAD}
+        for key in ("architectures", "transformers_version", "dtype", "_attn_implementation"):
+            keys.pop(key, None)
+        drafts = {"draft_vocab_size": len(self.d2t), **dict.fromkeys(self.options, True)}
+        hidden = self.target[0].config.hidden_size
+        if hidden != self.config.hidden_size:
+            drafts["target_hidden_size"] = hidden
+        if layout == "original":
+            # SGLang counts the layers that the stream leaves.
+            eagle = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in self.taps]}
+            architecture = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Qwen3ForCausalLMEagle3"}
+            content = {
+                **keys, **drafts, "architectures": [architecture[self.config.model_type]],
+                "eagle_config": {"use_aux_hidden_state": True, **eagle},
+            }  # fmt: skip
+        else:
+            drafts.setdefault("norm_before_residual", False)
+            content = {
+                **drafts, "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+                "eagle_aux_hidden_state_layer_ids": list(self.taps), "transformer_layer_config": keys,
+            }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(content))
+        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        if layout == "original":
+            tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+        is_drafted = torch.zeros(self.config.vocab_size, dtype=torch.bool)
+        tensors |= {"d2t": self.d2t, "t2d": is_drafted.index_fill(0, self.ids, True)}
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    @torch.no_grad()
+    def states(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[tokens] int64 -> [tokens, hidden]: what the head reads of the target."""
+        target = self.target[0]
+        found = target(token_ids[None], use_cache=False, output_hidden_states=True).hidden_states
+        parts = [found[tap][0] for tap in self.taps]
+        if "fc_norm" in self.options:
+            parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+        fused = torch.cat(parts, dim=-1)
+        return self.fc(self.input_norm(fused) if "norm_before_fc" in self.options else fused)
+
+    @torch.no_grad()
+    def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """[n, hidden], [n]: the pairs of slots 1 .. n. Returns [n, hidden]."""
+        first, count = self.layers[0], len(token_ids)
+        embedding = getattr(self, "embed_tokens", self.target[0].get_input_embeddings())
+        normed = first.hidden_norm(hidden)
+        residual = normed if "norm_before_residual" in self.options else hidden
+        x = torch.cat([first.input_layernorm(embedding(token_ids)), normed], dim=-1)[None]
+        positions = torch.arange(1, count + 1)[None]
+        rotary = self.rotary(x, positions)
+        mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
+        y = residual[None] + first.self_attn(x, position_embeddings=rotary, attention_mask=mask)[0]
+        y = y + first.mlp(first.post_attention_layernorm(y))
+        for layer in self.layers[1:]:
+            y = layer(y, attention_mask=mask, position_ids=positions, position_embeddings=rotary)
+        return self.norm(y[0]) if "norm_output" in self.options else y[0]
+
+    @torch.no_grad()
+    def logits(self, carry: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, draft vocab]."""
+        return self.lm_head(carry if "norm_output" in self.options else self.norm(carry))
+
+    def draft_logits(self, token_ids: torch.Tensor, depth: int) -> list[torch.Tensor]:
+        """Returns the logits, [draft vocab], of the greedy drafts 1 .. depth that follow the tokens, [tokens]
+        int64."""
+        hidden, tokens, found = self.states(token_ids[:-1]), token_ids[1:], []
+        for _ in range(depth):
+            carry = self.carries(hidden, tokens)[-1:]
+            found.append(self.logits(carry)[0])
+            hidden = torch.cat([hidden, carry])
+            tokens = torch.cat([tokens, self.ids[found[-1].argmax()][None]])
+        return found
+
+    def drafts(self, token_ids: torch.Tensor, depth: int) -> list[int]:
+        """Returns the greedy drafts that follow the tokens, as the target's ids."""
+        return [int(self.ids[logits.argmax()]) for logits in self.draft_logits(token_ids, depth)]
+
+
+def widen_norms(module: nn.Module) -> None:
+    """transformers' norms round to float32 whatever the dtype; an oracle in float64 may not."""
+
+    def forward(self: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+    for part in module.modules():
+        if type(part).__name__ in ("LlamaRMSNorm", "Qwen3RMSNorm", "Qwen2RMSNorm"):
+            part.forward = types.MethodType(forward, part)
