@@ -13,32 +13,17 @@ from headway_testing.checkpoints import constructed_mimo, random_mimo
 from headway_testing.local import LocalEngine
 from headway_testing.oracle import Oracle
 from headway_testing.padded import PaddedLaunches
+from headway_testing.proposals import DEPTH, Proposals, note_proposals, text_of
 
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.protocol.config import MIN_BLOCK_SIZE, MIN_PREFILL_CHUNK, EngineConfig
-from headway.engine.protocol.sampling_params import SamplingParams
-from headway.engine.speculation.mtp import MtpDrafter
-from headway.engine.state.row_tensors import RowTensors
 
-DEPTH, VOCAB = 4, 151
-Proposals = list[tuple[int, int, list[int]]]  # the row's seed, L and the drafts
+VOCAB = 151
 
 
 @pytest.fixture
 def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
-    """What live rows were proposed, in turn."""
-    seen: Proposals = []
-    propose = MtpDrafter.propose
-
-    def noting(drafter: MtpDrafter, rows: RowTensors, depth: int) -> torch.Tensor:
-        proposed = propose(drafter, rows, depth)
-        is_live = (rows.kv_lengths < rows.limits).tolist()
-        found = zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), proposed.tolist(), strict=True)
-        seen.extend(entry for entry, lives in zip(found, is_live, strict=True) if lives)
-        return proposed
-
-    monkeypatch.setattr(MtpDrafter, "propose", noting)
-    return seen
+    return note_proposals(monkeypatch)
 
 
 @cache
@@ -52,26 +37,6 @@ def config_of(path: Path, **changes: object) -> EngineConfig:
         "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
     }  # fmt: skip
     return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
-
-
-def text_of(engine: LocalEngine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Submits the prompts, runs while the depth goes up and down, and returns prompts with outputs. Seeds are
-    numbers of requests."""
-    ids = [
-        engine.submit(
-            prompt,
-            max_tokens=max_tokens,
-            sampling=SamplingParams(temperature=0.0, seed=len(engine.outputs)),
-        )
-        for prompt in prompts
-    ]
-    for depth, num_steps in ((DEPTH, 9), (1, 5), (0, 4), (2, 3), (0, 11), (DEPTH, 3), (1, 20), (3, 2)):
-        engine.engine.scheduler.set_depth(depth)
-        for _ in range(num_steps):
-            engine.step()
-    engine.engine.scheduler.set_depth(DEPTH)
-    engine.run()
-    return [[*prompt, *engine.outputs[i].token_ids] for prompt, i in zip(prompts, ids, strict=True)]
 
 
 @pytest.mark.parametrize(

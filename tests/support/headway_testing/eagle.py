@@ -16,6 +16,7 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
+from headway_testing.families import tiny_model
 from headway_testing.oracle import randomise
 
 Layout = Literal["original", "speculators"]
@@ -188,3 +189,39 @@ def widen_norms(module: nn.Module) -> None:
     for part in module.modules():
         if type(part).__name__ in ("LlamaRMSNorm", "Qwen3RMSNorm", "Qwen2RMSNorm"):
             part.forward = types.MethodType(forward, part)
+
+
+def constructed_eagle(folder: Path, layout: Layout) -> tuple[Path, Path]:
+    """Returns (a Llama's folder, that of an EAGLE-3 head whose every draft of greedy texts is right).
+
+    The text walks a cycle through 100 of 128 tokens, t -> P[t], the head's vocabulary; all other tokens lead
+    there. Token t is the unit vector t, and no layer of the target adds anything. The head reads the vector
+    of t_{i-1} off the last tap, and its feed-forward turns the vector of t into that of P[t], from which its
+    lm_head tells P[P[t]]: so each draft goes on where the one before it ended.
+    """
+    size, num_drafted = 128, 100
+    sizes = {"vocab_size": size, "hidden_size": size, "num_attention_heads": 8}
+    target = tiny_model("LlamaForCausalLM", **sizes)
+    head = EagleOracle(target, dtype=torch.float32, draft_vocab=num_drafted, intermediate_size=size, **sizes)
+    order = head.ids[torch.randperm(num_drafted, generator=torch.Generator().manual_seed(0))]
+    successors = order[torch.arange(size) % num_drafted].index_copy_(0, order, order.roll(-1))
+    unit = torch.eye(size)
+    with torch.no_grad():
+        for module in (target, head):
+            for name, parameter in module.named_parameters():
+                if "norm" in name:
+                    parameter.fill_(1)
+                elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                    parameter.zero_()
+        target.model.embed_tokens.weight.copy_(unit)
+        # Row P[t] has the vector of t.
+        target.lm_head.weight.copy_(unit[successors].T)
+        mlp = head.layers[0].mlp
+        head.fc.weight.copy_(torch.cat([torch.zeros(size, size), unit], dim=1))
+        mlp.gate_proj.weight.copy_(unit)
+        mlp.up_proj.weight.copy_(unit)
+        length = torch.tensor(float(size)).sqrt()  # of a normed unit vector's one number
+        mlp.down_proj.weight.copy_((unit[successors].T - unit) / (F.silu(length) * length))
+        head.lm_head.weight.copy_(target.lm_head.weight[head.ids])
+    target.save_pretrained(folder / "model")
+    return folder / "model", head.save(folder / "drafter", layout)

@@ -1,0 +1,171 @@
+"""EAGLE-3 heads: every draft is the oracle's, which is built of transformers' layers; sampled drafts share
+the target's noise; and no draft changes a text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from headway_testing.eagle import EagleOracle, Layout, constructed_eagle
+from headway_testing.exactness import Case, assert_same_text, generate, generate_with
+from headway_testing.families import save, tiny_model
+from headway_testing.local import LocalEngine
+from headway_testing.padded import PaddedLaunches
+from headway_testing.proposals import DEPTH, Proposals, note_proposals, text_of
+
+from headway.engine.execution.step_key import StepGrid, row_counts
+from headway.engine.protocol.config import MIN_BLOCK_SIZE, EngineConfig
+from headway.engine.protocol.sampling_params import SamplingParams
+
+VOCAB = 151
+LAYOUTS: tuple[Layout, ...] = ("original", "speculators")
+
+
+def config_of(model: Path, drafter: Path, **changes: object) -> EngineConfig:
+    fixed = {
+        "model_path": str(model), "drafter_path": str(drafter), "device": "cpu", "dtype": "float64",
+        "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
+    }  # fmt: skip
+    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
+    return note_proposals(monkeypatch)
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    chance = random.Random(0)
+    return [[chance.randrange(VOCAB) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "is_padded"),
+    [
+        ("LlamaForCausalLM", {}, False),
+        ("Qwen3ForCausalLM", {"style": "qwen3", "options": ("norm_before_residual", "norm_before_fc")}, True),
+        ("LlamaForCausalLM", {"options": ("fc_norm", "norm_output"), "taps": (1, 2, 3)}, True),
+        ("Qwen3_5ForCausalLM", {"options": ("norm_output",), "attention_bias": True, "mlp_bias": True}, False),
+        ("LlamaForCausalLM", {"hidden_size": 32, "owns_embedding": True, "draft_vocab": VOCAB}, False),
+    ],
+    ids=["llama", "qwen3-norms", "eagle-3.1", "hybrid-biases", "own-width"],
+)  # fmt: skip
+def test_every_draft_is_the_oracles_from_both_layouts(
+    architecture: str, changes: dict[str, object], is_padded: bool, proposals: Proposals, tmp_path: Path
+) -> None:
+    """Across chunks of prompts, prefix hits, rejected and accepted drafts, and spells of every depth."""
+    target = tiny_model(architecture, num_hidden_layers=4)
+    save(target, architecture, tmp_path / "model")
+    oracle = EagleOracle(target, **changes)  # type: ignore[arg-type]
+    found: list[Proposals] = []
+    for layout in LAYOUTS:
+        drafter = oracle.save(tmp_path / layout, layout)
+        config = config_of(tmp_path / "model", drafter, synthetic_acceptance=(0.8, 0.7, 0.6, 0.5))
+        engine = LocalEngine(msgspec.structs.replace(config, prefill_chunk=64))
+        if is_padded:
+            grid = StepGrid(row_counts(4), prompt_counts=(16, 64), mixed_counts=(16, 64))
+            PaddedLaunches(engine.engine.runner, grid)
+        texts = text_of(engine, prompts_of(1, 2, 3, 17, 32, 75), 70)
+        texts += text_of(engine, [texts[5][: len(texts[5]) - 20]], 40)
+        assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens >= 64
+        found.append(list(proposals))
+        proposals.clear()
+    assert found[0] == found[1]
+    assert {len(drafts) for _, _, drafts in found[0]} == {1, 2, 3, DEPTH}
+    assert len(found[0]) > 80
+    for seed, length, drafts in found[0]:
+        num_valid = min(len(drafts), len(texts[seed]) - 1 - length)  # no pair stands at the last token
+        wanted = oracle.drafts(torch.tensor(texts[seed][: length + 1]), num_valid)
+        assert drafts[:num_valid] == wanted, (seed, length)
+
+
+def test_layers_after_the_first_are_ordinary_ones(proposals: Proposals, tmp_path: Path) -> None:
+    target = tiny_model("LlamaForCausalLM")
+    save(target, "LlamaForCausalLM", tmp_path / "model")
+    oracle = EagleOracle(target, num_hidden_layers=3)
+    engine = LocalEngine(config_of(tmp_path / "model", oracle.save(tmp_path / "drafter", "speculators")))
+    (text,) = text_of(engine, prompts_of(40), 40)
+    assert len(proposals) > 20
+    for _, length, drafts in proposals:
+        num_valid = min(len(drafts), len(text) - 1 - length)
+        assert drafts[:num_valid] == oracle.drafts(torch.tensor(text[: length + 1]), num_valid), length
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3_5ForCausalLM"])
+def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path: Path) -> None:
+    target = tiny_model(architecture)
+    save(target, architecture, tmp_path / "model")
+    drafter = EagleOracle(target).save(tmp_path / "drafter", "original")
+    cases = [
+        Case(tuple(prompt), 18, SamplingParams(temperature=0.7 * (seed % 2), seed=seed))
+        for seed, prompt in enumerate(prompts_of(1, 16, 17, 33, 90))
+    ]
+    config = config_of(tmp_path / "model", drafter, max_running=3)
+    plain = [
+        generate([case], msgspec.structs.replace(config, depth=0, prefix_caching=False))[0] for case in cases
+    ]
+    for depth in range(1, DEPTH + 1):
+        engine = LocalEngine(msgspec.structs.replace(config, depth=depth))
+        alone = [generate_with(engine, [case])[0] for case in cases]
+        crowd = generate_with(engine, cases)  # finds the prefixes of the others
+        assert engine.engine.scheduler.snapshot().draft_tokens_per_position[depth - 1] > 0
+        for found in (alone, crowd):
+            assert_same_text(str(tmp_path / "model"), cases, plain, found, dtype="float64")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("depth", [1, DEPTH])
+def test_every_draft_of_the_constructed_head_is_accepted(depth: int, layout: Layout, tmp_path: Path) -> None:
+    """Which none would be if the head read another position, or carried on something else."""
+    model, drafter = constructed_eagle(tmp_path, layout)
+    engine = LocalEngine(config_of(model, drafter, depth=depth, dtype="float32"))
+    for number in range(4):
+        prompt = [(7 * number + i) % 128 for i in range(2 + 9 * number)]
+        engine.submit(prompt, max_tokens=30)
+    engine.run()
+    stats = engine.engine.scheduler.snapshot()
+    assert stats.accepted_tokens_per_position == stats.draft_tokens_per_position
+    assert stats.draft_tokens_per_position[depth - 1] > 10
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.6])
+def test_sampled_drafts_are_rejected_only_for_tokens_that_the_head_lacks(
+    temperature: float, tmp_path: Path
+) -> None:
+    """Both give every token the same probability wherever it stands, so that noise, penalties and bias alone
+    decide: those of the target's ids."""
+    target = tiny_model("LlamaForCausalLM")
+    head = EagleOracle(target, draft_vocab=60, dtype=torch.float32)
+    with torch.no_grad():
+        for module in (target, head):
+            for name, parameter in module.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    parameter.zero_()
+        target.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight[:1].expand(VOCAB, -1))
+        target.lm_head.weight.mul_(0.3)
+        head.fc.weight.copy_(torch.cat([torch.zeros(48, 48), torch.eye(48)], dim=1))
+        head.norm.weight.copy_(target.model.norm.weight)
+        head.lm_head.weight.copy_(target.lm_head.weight[head.ids])
+    target.save_pretrained(tmp_path / "model")
+    drafter = head.save(tmp_path / "drafter", "speculators")
+    ids = set(head.ids.tolist())
+    engine = LocalEngine(config_of(tmp_path / "model", drafter, depth=1, dtype="float32"))
+    bias = {7: 2.0, 8: 2.0, min(ids): -100.0}
+    for seed, prompt in enumerate(prompts_of(5, 20, 33)):
+        sampling = SamplingParams(
+            temperature=temperature, seed=seed, logit_bias=bias, frequency_penalty=0.6 * (seed % 2)
+        )
+        engine.submit(prompt, max_tokens=120, sampling=sampling)
+    outputs = engine.run()
+    verdicts = [
+        (event.token_ids[event.draft_start] in ids, event.num_accepted == 1)
+        for output in outputs.values()
+        for event in output.events
+        if event.num_drafted
+    ]
+    assert all(is_drafted == is_accepted for is_drafted, is_accepted in verdicts)
+    assert {True, False} == {is_accepted for _, is_accepted in verdicts}
+    assert len(verdicts) > 100
