@@ -21,7 +21,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig, QuantizeFormat
 from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
-from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, NAMED_DRAFTERS, DrafterName
 from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
     ConfigError,
@@ -87,6 +87,7 @@ __all__ = [
     "MAX_STOP_TOKEN_IDS",
     "MAX_TOKENIZER_BYTES",
     "MIN_REPETITION_PENALTY",
+    "NAMED_DRAFTERS",
     "PARENT_VARIABLE",
     "STAGES",
     "STEP_TOKEN_BOUNDS",

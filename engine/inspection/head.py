@@ -48,7 +48,7 @@ def head_of_checkpoint(found: Checkpoint, config: EngineConfig, whole: ModelPair
     if missing:
         return _because(report, "incomplete", f"{len(missing)} of its tensors are missing")
     if not report.is_loaded:
-        flag = f"--drafter {config.drafter}" if config.depth else "--depth 0"
+        flag = f"--drafter {config.drafter_path or config.drafter}" if config.depth else "--depth 0"
         return _because(report, "found", f"{flag} needs none")
     return report
 

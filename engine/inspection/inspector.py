@@ -20,6 +20,8 @@ from headway.engine.inspection.head import head_by_names, head_of_checkpoint, he
 from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.layers.placement import Placement
+from headway.engine.loading.drafter import open_drafter
 from headway.engine.loading.files import Reader, open_tensors
 from headway.engine.loading.headers import (
     Checkpoint,
@@ -114,6 +116,7 @@ def _served_model(
     length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
     make_draft: MakeDraft | None = None
     found, outline = None, None
+    has_own_folder = config.drafter_path is not None
     if device is not None:
         with problems.noted():
             available = device.report.available_bytes
@@ -127,7 +130,7 @@ def _served_model(
                 stack,
                 device=place,
                 dtype=config.dtype,
-                make_draft=make_draft,
+                make_draft=None if has_own_folder else make_draft,
                 max_model_len=length,
             )
     if found is not None:
@@ -136,15 +139,21 @@ def _served_model(
             outline = checked_outline(found)
     if outline is None:
         dtype = dummy_dtype(config.dtype, place) if found is None else found.dtype
-        outline = outline_of(
-            shortened(spec, length), dtype, make_draft if found is None else found.make_draft
-        )
-    if device is None:
-        return _Model(found, outline, Sizes())
+        own = None if has_own_folder else make_draft if found is None else found.make_draft
+        outline = outline_of(shortened(spec, length), dtype, own)
     saved = 0
-    if found is not None and device.reads_codes and found.dtype == torch.bfloat16:
+    if device is not None and found is not None and device.reads_codes and found.dtype == torch.bfloat16:
         served = (found.names.of(path) for path in outline.tensors())
         saved = most_saved_bytes(found.tensors[name] for name in served if name in found.tensors)
+    if config.drafter_path is not None and make_draft is not None:
+        if config.load_format != "dummy":
+            with problems.noted():
+                _, make_draft = open_drafter(Path(config.drafter_path), stack, outline.target, place)
+        outline = outline.with_draft(make_draft, Placement(torch.device("meta"), outline.target.dtype))
+    elif has_own_folder:
+        config = msgspec.structs.replace(config, drafter="none", drafter_path=None)
+    if device is None:
+        return _Model(found, outline, Sizes())
     return _Model(found, outline, size_up(config, spec, outline, device, problems, saved_bytes=saved))
 
 
@@ -170,8 +179,9 @@ def _head(
     if model.found is not None:
         return head_of_checkpoint(model.found, config, whole)
     if config.load_format == "dummy":
+        is_loaded = model.outline.draft is not None and config.drafter_path is None
         return head_without_tensors(
-            whole, "the weights are random (--load-format dummy)", is_loaded=model.outline.draft is not None
+            whole, "the weights are random (--load-format dummy)", is_loaded=is_loaded
         )
     return head_without_tensors(whole, "no tensors could be read")
 

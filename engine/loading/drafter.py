@@ -17,7 +17,7 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import DUMMY_SEED, copy_tensors, draw_tensors
 from headway.engine.loading.files import open_tensors
@@ -41,14 +41,13 @@ def load_drafter(folder: Path, models: ModelPair, progress: Callable[[float], No
     target = models.target
     place = Placement(target.device, target.dtype, group=target.group)
     with ExitStack() as stack:
-        found, spec = open_drafter(folder, stack, target, target.device)
-        _check_memory(folder, drafter_outline(found, spec, target), target.device)
-        loaded = models.with_draft(partial(Eagle3Head, spec), place)
+        found, make_draft = open_drafter(folder, stack, target, target.device)
+        _check_memory(folder, make_draft(target, _meta(target)), target.device)
+        loaded = models.with_draft(make_draft, place)
         head = loaded.draft
         assert isinstance(head, Eagle3Head)
-        by_name = {found.names.of(path): tensor for path, tensor in head.tensors().items()}
-        copy_tensors(found.stored, by_name, target.group.rank, progress)
-        head.draft_ids.copy_(_draft_ids(found, spec))
+        copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
+        head.draft_ids.copy_(_draft_ids(found, len(head.draft_ids)))
     finish_linears(head.linears())
     return loaded
 
@@ -58,8 +57,7 @@ def draw_drafter(folder: Path, models: ModelPair, progress: Callable[[float], No
     weights and the target's first ids as its vocabulary. Raises ModelError."""
     target = models.target
     make_draft = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
-    outline = make_draft(target, Placement(torch.device("meta"), target.dtype, group=target.group))
-    _check_memory(folder, outline, target.device)
+    _check_memory(folder, make_draft(target, _meta(target)), target.device)
     drawn = models.with_draft(make_draft, Placement(target.device, target.dtype, group=target.group))
     head = drawn.draft
     assert head is not None
@@ -71,9 +69,10 @@ def draw_drafter(folder: Path, models: ModelPair, progress: Callable[[float], No
 
 def open_drafter(
     folder: Path, stack: ExitStack, target: CausalLM, device: torch.device
-) -> tuple[Checkpoint, Eagle3Spec]:
+) -> tuple[Checkpoint, MakeDraft]:
     """Reads config.json and the headers of the weights, no weights. stack: closes the files. device: expands
-    quantised weights. Raises ModelError."""
+    quantised weights. Returns what makes the head, too. Raises ModelError for what is missing, unexpected, or
+    of another shape or dtype."""
     spec = read_eagle3_spec(folder, target.spec)
     stored = files = open_tensors(folder, stack)
     if spec.decoder.quantization is not None:
@@ -88,22 +87,25 @@ def open_drafter(
     names = _names(spec, ORIGINAL_LAYER if is_original else "layers.{}")
     spec = replace(spec, has_embedding=spec.has_embedding or names.of("eagle.embedding") in stored)
     found = Checkpoint(folder, spec.decoder, names, target.dtype, files, stored, stored, frozenset(), None)
-    return found, spec
-
-
-def drafter_outline(found: Checkpoint, spec: Eagle3Spec, target: CausalLM) -> Eagle3Head:
-    """Returns the head without memory, of which every tensor is stored in its shape. Raises ModelError for
-    what is missing, unexpected, or of another shape or dtype."""
-    outline = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
-    shapes = {found.names.of(path): tensor for path, tensor in outline.tensors().items()}
-    unread = {name for name in found.stored if name.startswith(_OF_TARGET)}
-    check_stored(found, shapes, {OFFSETS, IS_DRAFTED, *unread})
-    if OFFSETS not in found.stored and spec.draft_vocab_size < spec.decoder.vocab_size:
+    whole = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
+    unread = {name for name in stored if name.startswith(_OF_TARGET)}
+    check_stored(found, _by_name(whole, found), {OFFSETS, IS_DRAFTED, *unread})
+    if OFFSETS not in stored and spec.draft_vocab_size < spec.decoder.vocab_size:
         raise ModelError(
-            f"{found.folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
+            f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
             "fetch the weights again"
         )
-    return outline
+    return found, partial(Eagle3Head, spec)
+
+
+def _by_name(head: Eagle3Head, found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Returns the parameters by their names in the checkpoint."""
+    return {found.names.of(path): tensor for path, tensor in head.tensors().items()}
+
+
+def _meta(target: CausalLM) -> Placement:
+    """Returns the place of a rank's share without memory."""
+    return Placement(torch.device("meta"), target.dtype, group=target.group)
 
 
 def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
@@ -121,9 +123,10 @@ def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
     return WeightNames({f"eagle.{path}": name for path, name in names.items()})
 
 
-def _draft_ids(found: Checkpoint, spec: Eagle3Spec) -> torch.Tensor:
-    """Returns [draft vocab] int64. Raises ModelError for ids that the target does not have, or has once."""
-    ids, size = torch.arange(spec.draft_vocab_size), spec.decoder.vocab_size
+def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
+    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError for ids that the target
+    does not have, and for two that are the same."""
+    ids, size = torch.arange(count), found.spec.vocab_size
     if OFFSETS not in found.stored:
         return ids
     offsets = found.stored[OFFSETS].get_tensor(OFFSETS)
@@ -142,7 +145,7 @@ def _draft_ids(found: Checkpoint, spec: Eagle3Spec) -> torch.Tensor:
     return ids
 
 
-def _check_memory(folder: Path, outline: Eagle3Head, device: torch.device) -> None:
+def _check_memory(folder: Path, outline: DraftModel, device: torch.device) -> None:
     needed, available = sum(t.nbytes for t in outline.tensors().values()), available_bytes(device)
     if needed > available:
         raise ModelError(

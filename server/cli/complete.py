@@ -10,7 +10,7 @@ import msgspec
 from headway.engine import EngineConfig, read_model_spec
 from headway.server.base.config import CompleteConfig, ModelSource
 from headway.server.cli.console import show, wait_with_progress
-from headway.server.cli.hub import model_folder
+from headway.server.cli.hub import model_folder, with_folders
 from headway.server.engine.client import EngineClient
 from headway.server.generation.engine_requests import RequestOptions, choice_requests
 from headway.server.generation.generation import Generation
@@ -37,7 +37,7 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
         stop=config.stop,
     )
     check(body)
-    engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder), max_running=1))
+    engine = EngineClient(msgspec.structs.replace(with_folders(engine_config, folder), max_running=1))
     asyncio.run(_run(engine, tokenizer, body))
     return 0
 

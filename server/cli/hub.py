@@ -10,6 +10,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is its HTTP library's
     GatedRepoError,
@@ -21,7 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     RevisionNotFoundError,
 )
 
-from headway.engine import ModelError, is_folder
+from headway.engine import NAMED_DRAFTERS, EngineConfig, ModelError, is_folder
 from headway.server.base.config import ModelSource
 from headway.server.cli.redaction import without_credentials
 
@@ -46,6 +47,20 @@ def model_folder(source: ModelSource, *, may_download: bool = True) -> Path:
             "give the path of a folder with config.json, tokenizer.json and *.safetensors"
         )
     return _download(source.name, source) if may_download else _downloaded(source.name, source)
+
+
+def with_folders(config: EngineConfig, folder: Path, *, may_download: bool = True) -> EngineConfig:
+    """Returns the configuration with the model's folder, and with that of a drafter that --drafter names as a
+    path or ORG/NAME. Downloads the latter if need be and allowed. Raises ModelError."""
+    drafter = config.drafter_path
+    if drafter is not None and config.depth > 0:
+        if not is_folder(_path(drafter)) and not _REPOSITORY.fullmatch(drafter):
+            raise ModelError(
+                f"--drafter is {without_credentials(drafter)}; it must be {', '.join(NAMED_DRAFTERS)}, the path of an EAGLE-3 "
+                "head's folder, or the ORG/NAME of its Hub repository"
+            )
+        drafter = str(model_folder(ModelSource(drafter), may_download=may_download))
+    return msgspec.structs.replace(config, model_path=str(folder), drafter_path=drafter)
 
 
 def model_name(source: ModelSource) -> str:

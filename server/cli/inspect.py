@@ -11,7 +11,7 @@ from headway.engine import ConfigError, EngineConfig, HeadReport, Inspection, La
 from headway.server.base.config import InspectConfig, ModelSource
 from headway.server.cli.console import readable_count, readable_size, show
 from headway.server.cli.endings import NOT_SERVABLE
-from headway.server.cli.hub import model_folder, model_name
+from headway.server.cli.hub import model_folder, model_name, with_folders
 from headway.server.cli.inspection import ChatReport, ModelReport, inspect_folder
 from headway.server.engine.inspector import EngineInspector
 
@@ -25,11 +25,12 @@ def inspect(
     ReaderGoneError."""
     if config.gpu_memory is not None and engine_config.device == "cpu":
         raise ConfigError("--gpu-memory names a GPU, but --device is cpu; leave one of the two out")
+    folder = model_folder(source, may_download=False)
     report = inspect_folder(
         model_name(source),
-        model_folder(source, may_download=False),
+        folder,
         engine,
-        engine_config,
+        with_folders(engine_config, folder, may_download=False),
         gpu_memory_bytes=config.gpu_memory,
         template_file=None if config.chat_template is None else Path(config.chat_template),
         tool_format=config.tool_format,

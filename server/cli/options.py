@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from headway.engine import MAX_DEPTH, DrafterName, QuantizeFormat
+from headway.engine import MAX_DEPTH, QuantizeFormat
 
 DEFAULT_MAX_DEPTH = 3
 MAX_REPLAYS = 1000
@@ -267,9 +267,9 @@ SPECULATION = [
     Option("depth", parse_depth, "auto", f"drafts a round: auto (chosen for each round, 0 to --max-depth) or 0 to {MAX_DEPTH}; "
            "0 turns speculation off. Changes the speed, not the text of a stream"),
     Option("max-depth", parse_int, None, f"the most drafts of a round that auto chooses, 0 to {MAX_DEPTH} (default: {DEFAULT_MAX_DEPTH})"),
-    Option("drafter", one_of(*get_args(DrafterName)), "auto", "what makes drafts, which cannot change the text: mtp (the "
-           "model's MTP head), ngram (what followed the last tokens where they stood before in the prompt or the output; for every "
-           "model), none, or auto (mtp where the model has a head, else none)", "NAME"),
+    Option("drafter", str, "auto", "what makes drafts, which cannot change the text: mtp (the model's MTP head), ngram (what "
+           "followed the last tokens where they stood before in the prompt or the output; for every model), none, auto (mtp where the "
+           "model has a head, else none), or the folder or ORG/NAME of an EAGLE-3 head for the model", "NAME"),
     Option("require-speculation", parse_switch, False, "refuse to start where nothing drafts, or where the MTP head fails the check of the "
            "start; without it such a model is served with speculation off"),
     Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -26,7 +25,7 @@ from headway.server.app import create_app
 from headway.server.base.config import ModelSource, ServerConfig, ServiceLimits
 from headway.server.cli.console import banner, banner_fields, wait_with_progress
 from headway.server.cli.http_protocol import BoundedHttpProtocol
-from headway.server.cli.hub import model_folder, model_name
+from headway.server.cli.hub import model_folder, model_name, with_folders
 from headway.server.cli.listening import allow_many_connections, listen, origins_of, remove_path, url_of
 from headway.server.cli.redaction import without_credentials
 from headway.server.engine.child import EngineChild
@@ -67,7 +66,7 @@ def serve(
         token_table = tokenizer.token_table()
         template = load_chat_template(folder, template_file)
         engine = EngineClient(
-            msgspec.structs.replace(engine_config, model_path=str(folder)),
+            with_folders(engine_config, folder),
             patience=Patience(serve_seconds=config.engine_timeout),
             token_table=token_table,
             child=child,

@@ -10,7 +10,7 @@ import msgspec
 from headway.engine import ConfigError, EngineConfig
 from headway.server.base.config import ModelSource
 from headway.server.cli.console import wait_with_progress
-from headway.server.cli.hub import model_folder
+from headway.server.cli.hub import model_folder, with_folders
 from headway.server.engine.client import EngineClient
 
 
@@ -25,7 +25,7 @@ def warm_up(source: ModelSource, engine_config: EngineConfig) -> int:
             "--device is cpu, it must be auto or cuda for warmup: the CPU needs no compiled kernels"
         )
     folder = model_folder(source)
-    engine = EngineClient(msgspec.structs.replace(engine_config, model_path=str(folder), device="cuda"))
+    engine = EngineClient(msgspec.structs.replace(with_folders(engine_config, folder), device="cuda"))
     try:
         asyncio.run(_start_and_end(engine))
     except ConfigError as error:

@@ -17,9 +17,9 @@ router = APIRouter(prefix="/v1/speculation")
 
 
 class SpeculationState(msgspec.Struct):
-    """Counters are those of /metrics, over all requests. drafter: mtp, ngram or none. depth: the most drafts
-    of a round, with which the server was started; chooses_depth: it chooses how many each round has, else
-    each has as many as it may.
+    """Counters are those of /metrics, over all requests. has_mtp: an MTP head is loaded. drafter: mtp,
+    eagle3, ngram or none. depth: the most drafts of a round, with which the server was started;
+    chooses_depth: it chooses how many each round has, else each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the
@@ -69,7 +69,7 @@ def _state(services: Services) -> SpeculationState:
     stats = services.engine.stats
     drafted, accepted = stats.draft_tokens_per_position, stats.accepted_tokens_per_position
     return SpeculationState(
-        has_mtp=info.has_draft_head,
+        has_mtp=info.has_draft_head and info.drafter != "eagle3",
         drafter=info.drafter,
         depth=info.depth,
         chooses_depth=info.chooses_depth,

@@ -141,6 +141,19 @@ def test_every_flag_arrives(served: list[Served], tmp_path: Path, between: str |
     assert served == [(server, ModelSource("ORG/NAME", "v1"), engine)]
 
 
+@pytest.mark.parametrize(
+    ("given", "drafter", "path"),
+    [("ngram", "ngram", None), ("auto", "auto", None), ("./head", "auto", "./head"), ("ORG/NAME", "auto", "ORG/NAME"),
+     ("eagle3", "auto", "eagle3")],
+)  # fmt: skip
+def test_what_is_no_drafters_name_is_where_a_drafter_is(
+    served: list[Served], given: str, drafter: str, path: str | None
+) -> None:
+    assert cli.main(["serve", "--drafter", given]) == 0
+    engine = served[0][2]
+    assert (engine.drafter, engine.drafter_path) == (drafter, path)
+
+
 def test_variables_set_flags_and_the_command_line_wins(
     served: list[Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:

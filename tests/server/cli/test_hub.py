@@ -18,9 +18,10 @@ from threading import Thread
 
 import pytest
 
-from headway.engine import ModelError
+from headway.engine import EngineConfig, ModelError
 from headway.server.base.config import ModelSource
-from headway.server.cli.hub import EMBEDDED_NAME, model_folder, model_name
+from headway.server.cli import hub as hub_module
+from headway.server.cli.hub import EMBEDDED_NAME, model_folder, model_name, with_folders
 
 SHA = {"main": "a" * 40, "v1": "b" * 40}
 FILES = {
@@ -229,3 +230,18 @@ def test_without_a_name_it_is_the_embedded_model() -> None:
 def test_what_is_neither_folder_nor_repository_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match="neither a folder nor"):
         model_folder(ModelSource(name))
+
+
+def test_a_drafter_is_found_as_a_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_download", lambda repository, source: Path("/cache", repository))
+    model, config = tmp_path / "model", EngineConfig(model_path="")
+    assert with_folders(config, model) == EngineConfig(model_path=str(model))
+    for name, folder in ((str(tmp_path), str(tmp_path)), ("ORG/HEAD", "/cache/ORG/HEAD")):
+        found = with_folders(EngineConfig(model_path="", drafter_path=name), model)
+        assert found == EngineConfig(model_path=str(model), drafter_path=folder)
+    with pytest.raises(
+        ModelError, match="--drafter is ngrams; it must be auto, mtp, ngram, none, the path of"
+    ):
+        with_folders(EngineConfig(model_path="", drafter_path="ngrams"), model)
+    unused = EngineConfig(model_path="", drafter_path="ngrams", depth=0)
+    assert with_folders(unused, model).drafter_path == "ngrams"
