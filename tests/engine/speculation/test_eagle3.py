@@ -169,3 +169,26 @@ def test_sampled_drafts_are_rejected_only_for_tokens_that_the_head_lacks(
     assert all(is_drafted == is_accepted for is_drafted, is_accepted in verdicts)
     assert {True, False} == {is_accepted for _, is_accepted in verdicts}
     assert len(verdicts) > 100
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", "float32"), pytest.param("cuda", "bfloat16", marks=pytest.mark.gpu)]
+)
+def test_captured_rounds_change_no_text(device: str, dtype: str, tmp_path: Path) -> None:
+    """With sizes for which the fused kernels of a GPU are made."""
+    sizes = {"vocab_size": 512, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    target = tiny_model("LlamaForCausalLM", num_hidden_layers=4, **sizes)
+    save(target, "LlamaForCausalLM", tmp_path / "model")
+    head = EagleOracle(target, taps=(1, 2, 3), draft_vocab=320, dtype=torch.float32, **sizes)
+    drafter = head.save(tmp_path / "drafter", "speculators")
+    texts = []
+    for depth in (0, 3):
+        changes = {"device": device, "dtype": dtype, "depth": depth, "kv_cache_memory_bytes": 1 << 26}
+        engine = LocalEngine(config_of(tmp_path / "model", drafter, **changes))
+        engine.engine.runner.capture(range(depth + 1), progress=lambda _: None)
+        for seed, prompt in enumerate(prompts_of(3, 40, 17, 64, 90, 33)):
+            sampling = SamplingParams(temperature=0.8 * (seed % 2), seed=seed)
+            engine.submit(prompt, max_tokens=32, sampling=sampling)
+        texts.append([output.token_ids for output in engine.run().values()])
+    assert texts[0] == texts[1]
+    assert engine.engine.scheduler.snapshot().draft_tokens_per_position[2] > 20
