@@ -28,7 +28,7 @@ DEVICES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("measures", DEVICES, ids=str)
 def test_nothing_is_left_to_be_decided(measures: dict[str, Any]) -> None:
     """None means of mixed_above_tokens that no round shares its pass, of max_extra_rows that none is refused,
-    of threads that they are torch's."""
+    of threads that they are torch's, of drafter_path that the drafter has no folder."""
     resolved = resolve(EngineConfig(model_path=""), outline(**measures))
     values = msgspec.structs.asdict(resolved.config)
     assert "auto" not in values.values()
@@ -36,12 +36,14 @@ def test_nothing_is_left_to_be_decided(measures: dict[str, Any]) -> None:
     open_ones = {key for key, value in values.items() if value is None}
     is_cpu = resolved.config.device == "cpu"
     chosen = {"mixed_above_tokens"} if is_cpu else {"threads", "max_extra_rows"}
-    assert open_ones == chosen | {
+    chosen |= {
+        "drafter_path",
         "kv_cache_memory_bytes",
         "prefill_chunk",
-        "synthetic_acceptance",
         "relaxed_thinking",
+        "synthetic_acceptance",
     }
+    assert open_ones == chosen
 
 
 @pytest.mark.parametrize("measures", DEVICES, ids=str)
