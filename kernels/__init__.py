@@ -11,7 +11,6 @@ device functions. The engine launches none of `prepare_drafter_inputs_padded`, `
 
 from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
-    MAX_WALKED_KEYS,
     WIDE_CACHE_SIZE,
     PaddedForm,
     is_split_kv,
@@ -108,7 +107,6 @@ from headway.kernels.types._weights import (
 __all__ = [
     "FEW_ROWS",
     "MAX_HIDDEN_OF_FEW_LAUNCHES",
-    "MAX_WALKED_KEYS",
     "MIN_ADDED_ROWS",
     "WIDE_CACHE_SIZE",
     "Activation",

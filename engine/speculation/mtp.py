@@ -27,7 +27,6 @@ from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec, RowSpec, StateSpec
 from headway.kernels import (
-    MAX_WALKED_KEYS,
     DraftWindow,
     QueryBatch,
     RoundWindow,
@@ -174,8 +173,6 @@ class MtpDrafter:
         newest.index_copy_(0, ids, hidden.index_select(0, prompts.last_places))
         # What a rejected token leaves the true token overwrites; a block is published only after that.
         self._block_hidden[self._pool.ended_blocks(inputs.slot_mapping)] = hidden
-        if self._head.num_layers > 1:
-            inputs = _with_host_lengths(inputs)
         first = _from_position(inputs, 1)
         self._fill_layers(first, previous, lambda k, carries: self._advance_prompts(prompts, ids, k, carries))
 
@@ -329,30 +326,6 @@ class MtpDrafter:
 def _from_position(inputs: ForwardInputs, first: int) -> ForwardInputs:
     """Returns inputs that write nothing to slots before that position."""
     return replace(inputs, slot_mapping=torch.where(inputs.positions < first, -1, inputs.slot_mapping))
-
-
-def _with_host_lengths(inputs: ForwardInputs) -> ForwardInputs:
-    """Returns inputs whose batches have rows of equal length: where the device alone knows the lengths of
-    chunks, each token becomes a row, since the attention of such chunks sees keys from position 0 on."""
-    return replace(inputs, batches=tuple(_by_token(batch) for batch in inputs.batches))
-
-
-def _by_token(batch: QueryBatch) -> QueryBatch:
-    if isinstance(batch.lengths, int):
-        return batch
-    assert batch.first_tokens is not None, "chunks that only the device knows need their first tokens"
-    place = torch.arange(batch.num_tokens, device=batch.lengths.device)
-    is_of_chunk = (place >= batch.first_tokens[:, None]) & (
-        place < (batch.first_tokens + batch.lengths)[:, None]
-    )
-    chunk, exists = is_of_chunk.int().argmax(0), is_of_chunk.any(0)
-    starts = torch.where(exists, batch.start_positions[chunk] + place - batch.first_tokens[chunk], 0)
-    ends = torch.where(exists, starts + 1, 0)
-    # The host's bound of such chunks: one program walks through the keys of a query.
-    return QueryBatch.of_windows(
-        batch.block_table[chunk], starts, 1,
-        first_token=batch.first_token, end_positions=ends, most_cached=MAX_WALKED_KEYS,
-    )  # fmt: skip
 
 
 def _head_of(models: ModelPair) -> DraftHead:

@@ -14,6 +14,7 @@ from headway_testing.exactness import Case, assert_same_text, generate, generate
 from headway_testing.families import save, tiny_model
 from headway_testing.local import LocalEngine
 from headway_testing.padded import PaddedLaunches
+from headway_testing.poison import PoisoningRunner
 from headway_testing.proposals import DEPTH, Proposals, note_proposals, text_of
 
 from headway.engine.execution.step_key import StepGrid, row_counts
@@ -30,6 +31,19 @@ def config_of(model: Path, drafter: Path, **changes: object) -> EngineConfig:
         "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
     }  # fmt: skip
     return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
+
+
+def poisoned(config: EngineConfig) -> LocalEngine:
+    """What belongs to no row holds rubbish."""
+    engine = LocalEngine(config)
+    engine.loop._runner = PoisoningRunner(engine.engine.runner, engine.engine.scheduler)
+    return engine
+
+
+def pad(engine: LocalEngine) -> None:
+    """Pads its steps as those of a GPU are."""
+    grid = StepGrid(row_counts(4), prompt_counts=(16, 64), mixed_counts=(16, 64))
+    PaddedLaunches(engine.engine.runner, grid)
 
 
 @pytest.fixture
@@ -64,10 +78,9 @@ def test_every_draft_is_the_oracles_from_both_layouts(
     for layout in LAYOUTS:
         drafter = oracle.save(tmp_path / layout, layout)
         config = config_of(tmp_path / "model", drafter, synthetic_acceptance=(0.8, 0.7, 0.6, 0.5))
-        engine = LocalEngine(msgspec.structs.replace(config, prefill_chunk=64))
+        engine = poisoned(msgspec.structs.replace(config, prefill_chunk=64))
         if is_padded:
-            grid = StepGrid(row_counts(4), prompt_counts=(16, 64), mixed_counts=(16, 64))
-            PaddedLaunches(engine.engine.runner, grid)
+            pad(engine)
         texts = text_of(engine, prompts_of(1, 2, 3, 17, 32, 75), 70)
         texts += text_of(engine, [texts[5][: len(texts[5]) - 20]], 40)
         assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens >= 64
@@ -82,11 +95,17 @@ def test_every_draft_is_the_oracles_from_both_layouts(
         assert drafts[:num_valid] == wanted, (seed, length)
 
 
-def test_layers_after_the_first_are_ordinary_ones(proposals: Proposals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
+def test_layers_after_the_first_are_ordinary_ones(
+    is_padded: bool, proposals: Proposals, tmp_path: Path
+) -> None:
+    """Their keys depend on what the first attends to: never to position 0, which has no pair."""
     target = tiny_model("LlamaForCausalLM")
     save(target, "LlamaForCausalLM", tmp_path / "model")
     oracle = EagleOracle(target, num_hidden_layers=3)
-    engine = LocalEngine(config_of(tmp_path / "model", oracle.save(tmp_path / "drafter", "speculators")))
+    engine = poisoned(config_of(tmp_path / "model", oracle.save(tmp_path / "drafter", "speculators")))
+    if is_padded:
+        pad(engine)
     (text,) = text_of(engine, prompts_of(40), 40)
     assert len(proposals) > 20
     for _, length, drafts in proposals:
