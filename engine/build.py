@@ -16,7 +16,7 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.linear import Kind
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
-from headway.engine.loading.drafter import draw_drafter, load_drafter
+from headway.engine.loading.drafter import load_drafter
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import has_ordered_sums, head_maker
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
@@ -233,8 +233,12 @@ def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], Non
         quantize=Quantize(config.quantize, config.quantize_lm_head),
     )
     if config.drafter_path is not None and config.depth > 0:
-        add_drafter = draw_drafter if config.load_format == "dummy" else load_drafter
-        models = add_drafter(Path(config.drafter_path), models, lambda _: progress(1.0))
+        models = load_drafter(
+            Path(config.drafter_path),
+            models,
+            lambda _: progress(1.0),
+            is_dummy=config.load_format == "dummy",
+        )
     warn_without_head(config, has_head=models.draft is not None)
     return models
 

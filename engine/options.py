@@ -91,7 +91,8 @@ def draft_layers_of(config: EngineConfig, outline: Outline) -> DraftLayers:
         )
     if config.draft_layers != "auto":
         return config.draft_layers
-    return "fp8" if is_possible and outline.spec.hidden_size > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
+    hidden = 0 if outline.draft is None else outline.draft.lm_head_shape[1]
+    return "fp8" if is_possible and hidden > MAX_HIDDEN_OF_FEW_LAUNCHES else "full"
 
 
 def check_recurrence(config: EngineConfig, outline: Outline) -> None:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from headway.engine.defaults import num_threads, prefill_policy, with_rows
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.loading.headers import NAMED_DTYPES, dummy_dtype, outline_of, parameter_counts
+from headway.engine.loading.headers import dtype_name, dummy_dtype, outline_of, parameter_counts
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
     check_audit,
@@ -142,7 +141,7 @@ def resolve(
         default_threads = num_threads(models.active_weights, facts.num_threads)
     config = msgspec.structs.replace(
         with_rows(config, outline, left),
-        dtype=_name_of(outline.dtype),
+        dtype=dtype_name(outline.dtype),
         mixed_above_tokens=prefill.mixed_above_tokens,
         threads=config.threads or default_threads,
     )
@@ -297,7 +296,3 @@ def engine_info(resolved: Resolved) -> EngineInfo:
         draft_layers=config.draft_layers,
         is_deterministic=has_ordered_sums(config, resolved.outline) and config.relaxed_thinking is None,
     )
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return next(name for name, named in NAMED_DTYPES.items() if named == dtype)

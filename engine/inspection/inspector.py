@@ -21,7 +21,7 @@ from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.drafter import open_drafter
+from headway.engine.loading.drafter import checked_maker
 from headway.engine.loading.files import Reader, open_tensors
 from headway.engine.loading.headers import (
     Checkpoint,
@@ -148,8 +148,9 @@ def _served_model(
     if config.drafter_path is not None and make_draft is not None:
         if config.load_format != "dummy":
             with problems.noted():
-                _, make_draft = open_drafter(Path(config.drafter_path), stack, outline.target, place)
-        outline = outline.with_draft(make_draft, Placement(torch.device("meta"), outline.target.dtype))
+                make_draft = checked_maker(Path(config.drafter_path), stack, outline.target, place)
+        meta = Placement(torch.device("meta"), outline.target.dtype)
+        outline = outline.with_draft(make_draft(outline.target, meta), make_draft)
     elif has_own_folder:
         config = msgspec.structs.replace(config, drafter="none", drafter_path=None)
     if device is None:

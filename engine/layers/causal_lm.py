@@ -105,13 +105,7 @@ class CausalLM:
         assert all(0 < tap < len(self.layers) for tap in taps), (
             f"taps {tuple(taps)} of {len(self.layers)} layers"
         )
-        stream = ResidualStream.of_tokens(
-            inputs.token_ids,
-            self.embedding,
-            self.spec.residual_scale,
-            embedding_scale=self.spec.embedding_scale,
-            group=self.group,
-        )
+        stream = self.embedded(inputs)
         states = [pool.layer(index) for index in range(len(self.layers))]
         tapped, first = [], 0
         for tap in taps:
@@ -120,6 +114,16 @@ class CausalLM:
             first = tap
         run_layers(self.layers[first:], states[first:], stream, inputs)
         return TargetStates(stream.sum(), tuple(tapped))
+
+    def embedded(self, inputs: ForwardInputs) -> ResidualStream:
+        """Returns the stream that enters the first layer."""
+        return ResidualStream.of_tokens(
+            inputs.token_ids,
+            self.embedding,
+            self.spec.residual_scale,
+            embedding_scale=self.spec.embedding_scale,
+            group=self.group,
+        )
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, pool: StatePool) -> None:
         """Brings the layers' state to what it is after the accepted tokens alone.

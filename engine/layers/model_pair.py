@@ -83,10 +83,10 @@ class ModelPair:
         place = Placement(torch.device("meta"), self.target.dtype, group=self.target.group)
         return ModelPair(self.target.spec, place, self._make_draft)
 
-    def with_draft(self, make_draft: MakeDraft, place: Placement) -> ModelPair:
-        """Returns the same target with a draft model whose parameters are not initialised."""
+    def with_draft(self, draft: DraftModel, make_draft: MakeDraft) -> ModelPair:
+        """Returns the same target with a draft model. make_draft: makes another of its shape."""
         pair = copy(self)
-        pair.draft, pair._make_draft = make_draft(self.target, place), make_draft
+        pair.draft, pair._make_draft = draft, make_draft
         return pair
 
     def tensors(self) -> dict[str, torch.Tensor]:

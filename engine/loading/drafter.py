@@ -1,154 +1,64 @@
-"""Loads an EAGLE-3 head from a folder of its own, in the published layouts, or draws weights of its shape.
+"""Loads a drafter from a folder of its own: an EAGLE-3 head or a draft model.
 
-Its folder says all about it; of the target it has the device, the dtype, the positions and, where it has
-none, the embedding.
+The folder says all about it but the device, the dtype and the positions, which are the target's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.draft_lm import DraftLM
 from headway.engine.layers.eagle3_head import Eagle3Head
-from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
-from headway.engine.layers.placement import Placement
-from headway.engine.loading.checkpoint import DUMMY_SEED, copy_tensors, draw_tensors
-from headway.engine.loading.files import open_tensors
-from headway.engine.loading.headers import Checkpoint, check_stored
-from headway.engine.loading.packs import expanded
-from headway.engine.models.eagle3 import Eagle3Spec, read_eagle3_spec
-from headway.engine.models.family import LAYER_NAMES, WeightNames
-from headway.engine.protocol.errors import ModelError
-from headway.engine.state.memory import available_bytes, format_bytes
-
-# The target's id of draft token i is i + d2t[i]; t2d tells of each of the target's ids whether it is one.
-OFFSETS, IS_DRAFTED = "d2t", "t2d"
-ORIGINAL_LAYER = "midlayer"
-# What trainers leave of the target beside the head.
-_OF_TARGET = "verifier_"
+from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.loading.checkpoint import load_model, make_dummy_model
+from headway.engine.loading.eagle3 import draw_eagle3, load_eagle3, open_eagle3
+from headway.engine.loading.headers import checked_outline, dtype_name, open_checkpoint
+from headway.engine.models.drafter_folder import read_drafter
+from headway.engine.models.eagle3 import Eagle3Spec
+from headway.engine.models.spec import ModelSpec
 
 
-def load_drafter(folder: Path, models: ModelPair, progress: Callable[[float], None]) -> ModelPair:
-    """Returns the target with the head in the folder. Raises ModelError. progress: called with the fraction
-    that is loaded, after each tensor."""
+def maker_of(spec: Eagle3Spec | ModelSpec) -> MakeDraft:
+    """Returns what makes the layers of the drafter that a folder describes."""
+    return partial(Eagle3Head, spec) if isinstance(spec, Eagle3Spec) else partial(DraftLM.of, spec)
+
+
+def load_drafter(
+    folder: Path, models: ModelPair, progress: Callable[[float], None], *, is_dummy: bool = False
+) -> ModelPair:
+    """Returns the target with the drafter in the folder. Raises ModelError. progress: called with the
+    fraction that is loaded, after each tensor. is_dummy: the weights are drawn at random."""
     target = models.target
-    place = Placement(target.device, target.dtype, group=target.group)
-    with ExitStack() as stack:
-        found, make_draft = open_drafter(folder, stack, target, target.device)
-        _check_memory(folder, make_draft(target, _meta(target)), target.device)
-        loaded = models.with_draft(make_draft, place)
-        head = loaded.draft
-        assert isinstance(head, Eagle3Head)
-        copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
-        head.draft_ids.copy_(_draft_ids(found, len(head.draft_ids)))
-    finish_linears(head.linears())
-    return loaded
+    spec = read_drafter(folder, target.spec)
+    if isinstance(spec, Eagle3Spec):
+        return (draw_eagle3 if is_dummy else load_eagle3)(folder, models, progress)
+    make_model = make_dummy_model if is_dummy else load_model
+    loaded = make_model(
+        folder,
+        device=target.device,
+        dtype=dtype_name(target.dtype),
+        make_draft=None,
+        progress=progress,
+        max_model_len=target.spec.max_position_embeddings,
+    ).target
+    return models.with_draft(DraftLM(loaded), maker_of(loaded.spec))
 
 
-def draw_drafter(folder: Path, models: ModelPair, progress: Callable[[float], None]) -> ModelPair:
-    """Returns the target with a head of the shape that the folder's config.json describes, with random
-    weights and the target's first ids as its vocabulary. Raises ModelError."""
-    target = models.target
-    make_draft = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
-    _check_memory(folder, make_draft(target, _meta(target)), target.device)
-    drawn = models.with_draft(make_draft, Placement(target.device, target.dtype, group=target.group))
-    head = drawn.draft
-    assert head is not None
-    generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
-    draw_tensors(head.tensors(), {}, generator, progress, unit_offset=False)
-    finish_linears(head.linears())
-    return drawn
-
-
-def open_drafter(
-    folder: Path, stack: ExitStack, target: CausalLM, device: torch.device
-) -> tuple[Checkpoint, MakeDraft]:
-    """Reads config.json and the headers of the weights, no weights. stack: closes the files. device: expands
-    quantised weights. Returns what makes the head, too. Raises ModelError for what is missing, unexpected, or
-    of another shape or dtype."""
-    spec = read_eagle3_spec(folder, target.spec)
-    stored = files = open_tensors(folder, stack)
-    if spec.decoder.quantization is not None:
-        stored = expanded(files, spec.decoder.quantization, device, lambda name: False)
-    is_original = any(name.startswith(f"{ORIGINAL_LAYER}.") for name in stored)
-    num_layers = len(spec.decoder.layers)
-    if is_original and num_layers > 1:
-        raise ModelError(
-            f"config.json of {folder} says {num_layers} layers (num_hidden_layers), the weights have one, {ORIGINAL_LAYER}; "
-            "check that config.json belongs to these weights"
-        )
-    names = _names(spec, ORIGINAL_LAYER if is_original else "layers.{}")
-    spec = replace(spec, has_embedding=spec.has_embedding or names.of("eagle.embedding") in stored)
-    found = Checkpoint(folder, spec.decoder, names, target.dtype, files, stored, stored, frozenset(), None)
-    whole = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
-    unread = {name for name in stored if name.startswith(_OF_TARGET)}
-    check_stored(found, _by_name(whole, found), {OFFSETS, IS_DRAFTED, *unread})
-    if OFFSETS not in stored and spec.draft_vocab_size < spec.decoder.vocab_size:
-        raise ModelError(
-            f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
-            "fetch the weights again"
-        )
-    return found, partial(Eagle3Head, spec)
-
-
-def _by_name(head: Eagle3Head, found: Checkpoint) -> dict[str, torch.Tensor]:
-    """Returns the parameters by their names in the checkpoint."""
-    return {found.names.of(path): tensor for path, tensor in head.tensors().items()}
-
-
-def _meta(target: CausalLM) -> Placement:
-    """Returns the place of a rank's share without memory."""
-    return Placement(torch.device("meta"), target.dtype, group=target.group)
-
-
-def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
-    """layer: the name of a layer, {} for its index."""
-    tap_norm = "input_norm" if spec.fusion == "whole_norm" else "fc_norm.{}"
-    of_layer = {"hidden_norm": "hidden_norm.weight", **LAYER_NAMES}
-    names = {
-        "embedding": "embed_tokens.weight",
-        "tap_norms.{}.norm": f"{tap_norm}.weight",
-        "input.weight": "fc.weight",
-        "final_norm": "norm.weight",
-        "lm_head.weight": "lm_head.weight",
-        **{f"layers.{{}}.{path}": f"{layer}.{name}" for path, name in of_layer.items()},
-    }
-    return WeightNames({f"eagle.{path}": name for path, name in names.items()})
-
-
-def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
-    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError for ids that the target
-    does not have, and for two that are the same."""
-    ids, size = torch.arange(count), found.spec.vocab_size
-    if OFFSETS not in found.stored:
-        return ids
-    offsets = found.stored[OFFSETS].get_tensor(OFFSETS)
-    if offsets.shape != ids.shape or offsets.is_floating_point():
-        raise ModelError(
-            f"{OFFSETS} of {found.folder} is {list(offsets.shape)} {offsets.dtype}; it must be [{len(ids)}] of integers; "
-            "fetch the weights again"
-        )
-    ids += offsets
-    different = set(ids.tolist())
-    if min(different) < 0 or max(different) >= size or len(different) < len(ids):
-        raise ModelError(
-            f"{OFFSETS} of {found.folder} gives {len(different):,} ids from {min(different):,} to {max(different):,} for "
-            f"{len(ids):,} draft tokens; they must be different ones below {size:,}; fetch the weights again"
-        )
-    return ids
-
-
-def _check_memory(folder: Path, outline: DraftModel, device: torch.device) -> None:
-    needed, available = sum(t.nbytes for t in outline.tensors().values()), available_bytes(device)
-    if needed > available:
-        raise ModelError(
-            f"the weights of the drafter {folder} take {format_bytes(needed)}, {format_bytes(available)} are available "
-            f"on {device} beside the model; take a smaller drafter, or --drafter ngram"
-        )
+def checked_maker(folder: Path, stack: ExitStack, target: CausalLM, device: torch.device) -> MakeDraft:
+    """Returns what makes the layers of the drafter, of which every tensor is stored in its shape. stack:
+    closes the files. device: expands quantised weights. Raises ModelError."""
+    spec = read_drafter(folder, target.spec)
+    if isinstance(spec, Eagle3Spec):
+        return open_eagle3(folder, stack, target, device)[1]
+    found = open_checkpoint(
+        folder, stack, device=device, dtype=dtype_name(target.dtype), make_draft=None,
+        max_model_len=target.spec.max_position_embeddings,
+    )  # fmt: skip
+    checked_outline(found)
+    return maker_of(found.spec)

@@ -28,14 +28,13 @@ from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import format_bytes
 
-NAMED_DTYPES = {
+DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+NAMED_DTYPES: dict[DtypeName, torch.dtype] = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
 EMBEDDING = "embedding"
 
 logger = logging.getLogger(__name__)
-
-DtypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +172,11 @@ def dummy_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """Returns the dtype of drawn weights."""
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     return default if name == "auto" else NAMED_DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> DtypeName:
+    """Returns the name of a dtype of weights."""
+    return next(name for name, named in NAMED_DTYPES.items() if named == dtype)
 
 
 def shortened(spec: ModelSpec, max_model_len: int | None) -> ModelSpec:

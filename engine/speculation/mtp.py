@@ -23,12 +23,12 @@ from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName, DrafterTraits
 from headway.engine.sampling.sampler import in_target_vocabulary, pick_tokens
 from headway.engine.speculation.drafter import DrafterFamily, PromptTokens
+from headway.engine.speculation.pending import keep_newest, old_counts, old_inputs, old_places
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec, RowSpec, StateSpec
 from headway.kernels import (
     DraftWindow,
-    QueryBatch,
     RoundWindow,
     open_drafts,
     store_pending_states,
@@ -40,8 +40,6 @@ BLOCK_HIDDEN, BLOCK_CARRIES, PENDING_HIDDEN, CARRIES = (
     "pending_hidden",
     "carries",
 )
-# Places whose pairs one pass of catching up computes, of all rows.
-CAUGHT_UP_AT_ONCE = 16
 
 
 class DraftHead(Protocol):
@@ -207,15 +205,11 @@ class MtpDrafter:
     def catch_up(self, rows: RowTensors) -> None:
         """Fills the slots of all pending pairs but the newest, which moves to the first place, some places of
         all rows at a time. Padding and rows whose prompts are being computed stay as they are."""
-        is_live = rows.kv_lengths < rows.limits
-        num_old = torch.where(is_live, rows.pending_counts - 1, 0)[:, None]
-        for first in range(0, rows.pending_tokens.shape[1] - 1, CAUGHT_UP_AT_ONCE):
-            self._fill_pending(rows, num_old, slice(first, first + CAUGHT_UP_AT_ONCE))
-        newest = num_old.clamp(min=0)
-        rows.pending_tokens[:, :1].copy_(rows.pending_tokens.gather(1, newest))
-        states = self._pending_hidden[rows.state_ids, newest[:, 0]]
+        num_old = old_counts(rows)
+        for places in old_places(rows):
+            self._fill_pending(rows, num_old, places)
+        states = self._pending_hidden[rows.state_ids, keep_newest(rows, num_old)]
         self._pending_hidden[:, 0].index_copy_(0, rows.state_ids, states)
-        rows.pending_counts.copy_(torch.where(is_live, 1, rows.pending_counts))
 
     def _fill_pending(
         self,
@@ -223,18 +217,9 @@ class MtpDrafter:
         num_old: torch.Tensor,  # [rows, 1] int64: pairs to be filled
         places: slice,
     ) -> None:
-        tokens, hidden = rows.pending_tokens[:, places], self._pending_states(rows, places)
-        width, size = tokens.shape[1], self._pool.block_size
-        place = torch.arange(places.start, places.start + width, device=tokens.device)
-        positions = rows.kv_lengths[:, None] - num_old + place
-        is_pending = place < num_old
-        positions = torch.where(is_pending, positions, 0)
-        block_ids = rows.granted_block_ids.gather(1, positions // size)
-        slots = torch.where(is_pending, block_ids * size + positions % size, -1)
-        starts, ends = positions[:, 0], positions.amax(1) + is_pending.any(1)
-        batch = QueryBatch.of_windows(rows.granted_block_ids, starts, width, end_positions=ends)
-        tokens = torch.where(is_pending, tokens, 0)
-        inputs = ForwardInputs(tokens.flatten(), positions.flatten(), slots.flatten(), (batch,))
+        inputs = old_inputs(rows, num_old, places, self._pool.block_size)
+        hidden = self._pending_states(rows, places)
+        width = hidden.shape[1]
         counts = (num_old[:, 0] - places.start).clamp(max=width)
 
         def advance(layer: int, carries: torch.Tensor) -> torch.Tensor:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 
-from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
-from headway.engine.models.eagle3 import read_eagle3_spec
+from headway.engine.loading.drafter import maker_of
+from headway.engine.models.drafter_folder import drafter_in, read_drafter
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.plan import MAX_PENDING
-from headway.engine.speculation import mtp, ngram
+from headway.engine.speculation import draft_model, mtp, ngram
 from headway.engine.speculation.drafter import Drafter, DrafterFamily, NoDrafter
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
@@ -26,6 +25,7 @@ DRAFTERS: dict[DrafterName, DrafterFamily] = {
     "ngram": ngram.FAMILY,
     "none": DrafterFamily(lambda *_: NoDrafter(), lambda *_: ()),
     "eagle3": mtp.EAGLE3_FAMILY,
+    "draft_model": draft_model.FAMILY,
 }
 
 logger = logging.getLogger(__name__)
@@ -36,16 +36,16 @@ def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
     head.
 
     Raises ConfigError where the head that is asked for does not exist, or where nothing drafts and
-    speculation is required.
+    speculation is required; ModelError for a drafter's folder whose config.json cannot be read.
     """
     if config.drafter == "mtp" and not has_head:
         raise ConfigError(
             f"--drafter is mtp, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
         )
     name = config.drafter
-    if config.drafter_path is not None:
-        name = "eagle3"
-    if name == "auto":
+    if name == "auto" and config.drafter_path is not None and config.depth > 0:
+        name = drafter_in(Path(config.drafter_path))
+    elif name == "auto":
         name = "mtp" if has_head else "none"
     if config.require_speculation and (config.depth == 0 or name == "none"):
         cause = "--depth is 0" if config.depth == 0 else "--drafter is none"
@@ -71,9 +71,9 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
 def draft_maker_of(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
     """Returns what makes the draft model of the drafter that the configuration names; None: it has none.
     Raises ModelError for a drafter's folder that does not fit the model."""
-    if config.drafter == "eagle3":
-        assert config.drafter_path is not None, "an EAGLE-3 head has a folder"
-        return partial(Eagle3Head, read_eagle3_spec(Path(config.drafter_path), spec))
+    if config.drafter in ("eagle3", "draft_model"):
+        assert config.drafter_path is not None, "the drafter has a folder"
+        return maker_of(read_drafter(Path(config.drafter_path), spec))
     return DRAFTERS[config.drafter].make_model
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.model_pair import ModelPair
-from headway.engine.loading import drafter as drafter_module
+from headway.engine.loading import eagle3
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.loading.drafter import load_drafter
 from headway.engine.protocol.config import FULL, EngineConfig, Quantize
@@ -126,7 +126,7 @@ def test_a_head_too_large_for_memory_is_refused(
     model: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = target_of(model)
-    monkeypatch.setattr(drafter_module, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(eagle3, "available_bytes", lambda device: 1000)
     with pytest.raises(ModelError, match=r"weights of the drafter .* 1000 bytes are available on cpu beside"):
         load_drafter(drafter, models, lambda _: None)
 

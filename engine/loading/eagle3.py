@@ -1,0 +1,146 @@
+"""Loads an EAGLE-3 head from a folder of its own, in both published layouts, or draws weights of its
+shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.eagle3_head import Eagle3Head
+from headway.engine.layers.linear import finish_linears
+from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.placement import Placement
+from headway.engine.loading.checkpoint import DUMMY_SEED, copy_tensors, draw_tensors
+from headway.engine.loading.files import open_tensors
+from headway.engine.loading.headers import Checkpoint, check_stored
+from headway.engine.loading.packs import expanded
+from headway.engine.models.eagle3 import Eagle3Spec, read_eagle3_spec
+from headway.engine.models.family import LAYER_NAMES, WeightNames
+from headway.engine.protocol.errors import ModelError
+from headway.engine.state.memory import available_bytes, format_bytes
+
+# The target's id of draft token i is i + d2t[i]; t2d tells of each of the target's ids whether it is one.
+OFFSETS, IS_DRAFTED = "d2t", "t2d"
+ORIGINAL_LAYER = "midlayer"
+# What trainers leave of the target beside the head.
+_OF_TARGET = "verifier_"
+
+MakeHead = Callable[[CausalLM, Placement], Eagle3Head]
+
+
+def load_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], None]) -> ModelPair:
+    """Returns the target with the head in the folder. Raises ModelError. progress: called with the fraction
+    that is loaded, after each tensor."""
+    target = models.target
+    with ExitStack() as stack:
+        found, make_head = open_eagle3(folder, stack, target, target.device)
+        head = _made(folder, make_head, target)
+        copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
+        head.draft_ids.copy_(_draft_ids(found, len(head.draft_ids)))
+    finish_linears(head.linears())
+    return models.with_draft(head, make_head)
+
+
+def draw_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], None]) -> ModelPair:
+    """Returns the target with a head of the shape that the folder's config.json describes, with random
+    weights and the target's first ids as its vocabulary. Raises ModelError."""
+    target = models.target
+    make_head = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
+    head = _made(folder, make_head, target)
+    generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
+    draw_tensors(head.tensors(), {}, generator, progress, unit_offset=False)
+    finish_linears(head.linears())
+    return models.with_draft(head, make_head)
+
+
+def open_eagle3(
+    folder: Path, stack: ExitStack, target: CausalLM, device: torch.device
+) -> tuple[Checkpoint, MakeHead]:
+    """Reads config.json and the headers of the weights, no weights. stack: closes the files. device: expands
+    quantised weights. Returns what makes the head, too. Raises ModelError for what is missing, unexpected, or
+    of another shape or dtype."""
+    spec = read_eagle3_spec(folder, target.spec)
+    stored = files = open_tensors(folder, stack)
+    if spec.decoder.quantization is not None:
+        stored = expanded(files, spec.decoder.quantization, device, lambda name: False)
+    is_original = any(name.startswith(f"{ORIGINAL_LAYER}.") for name in stored)
+    num_layers = len(spec.decoder.layers)
+    if is_original and num_layers > 1:
+        raise ModelError(
+            f"config.json of {folder} says {num_layers} layers (num_hidden_layers), the weights have one, {ORIGINAL_LAYER}; "
+            "check that config.json belongs to these weights"
+        )
+    names = _names(spec, ORIGINAL_LAYER if is_original else "layers.{}")
+    spec = replace(spec, has_embedding=spec.has_embedding or names.of("eagle.embedding") in stored)
+    found = Checkpoint(folder, spec.decoder, names, target.dtype, files, stored, stored, frozenset(), None)
+    whole = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
+    unread = {name for name in stored if name.startswith(_OF_TARGET)}
+    check_stored(found, _by_name(whole, found), {OFFSETS, IS_DRAFTED, *unread})
+    if OFFSETS not in stored and spec.draft_vocab_size < spec.decoder.vocab_size:
+        raise ModelError(
+            f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
+            "fetch the weights again"
+        )
+    return found, partial(Eagle3Head, spec)
+
+
+def _by_name(head: Eagle3Head, found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Returns the parameters by their names in the checkpoint."""
+    return {found.names.of(path): tensor for path, tensor in head.tensors().items()}
+
+
+def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
+    """layer: the name of a layer, {} for its index."""
+    tap_norm = "input_norm" if spec.fusion == "whole_norm" else "fc_norm.{}"
+    of_layer = {"hidden_norm": "hidden_norm.weight", **LAYER_NAMES}
+    names = {
+        "embedding": "embed_tokens.weight",
+        "tap_norms.{}.norm": f"{tap_norm}.weight",
+        "input.weight": "fc.weight",
+        "final_norm": "norm.weight",
+        "lm_head.weight": "lm_head.weight",
+        **{f"layers.{{}}.{path}": f"{layer}.{name}" for path, name in of_layer.items()},
+    }
+    return WeightNames({f"eagle.{path}": name for path, name in names.items()})
+
+
+def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
+    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError for ids that the target
+    does not have, and for two that are the same."""
+    ids, size = torch.arange(count), found.spec.vocab_size
+    if OFFSETS not in found.stored:
+        return ids
+    offsets = found.stored[OFFSETS].get_tensor(OFFSETS)
+    if offsets.shape != ids.shape or offsets.is_floating_point():
+        raise ModelError(
+            f"{OFFSETS} of {found.folder} is {list(offsets.shape)} {offsets.dtype}; it must be [{len(ids)}] of integers; "
+            "fetch the weights again"
+        )
+    ids += offsets
+    different = set(ids.tolist())
+    if min(different) < 0 or max(different) >= size or len(different) < len(ids):
+        raise ModelError(
+            f"{OFFSETS} of {found.folder} gives {len(different):,} ids from {min(different):,} to {max(different):,} for "
+            f"{len(ids):,} draft tokens; they must be different ones below {size:,}; fetch the weights again"
+        )
+    return ids
+
+
+def _made(folder: Path, make_head: MakeHead, target: CausalLM) -> Eagle3Head:
+    """Returns a head, or a rank's share of it, on the target's device. Raises ModelError where its parameters
+    take more memory than is available."""
+    place = Placement(target.device, target.dtype, group=target.group)
+    outline = make_head(target, replace(place, device=torch.device("meta")))
+    needed, available = sum(t.nbytes for t in outline.tensors().values()), available_bytes(place.device)
+    if needed > available:
+        raise ModelError(
+            f"the weights of the drafter {folder} take {format_bytes(needed)}, {format_bytes(available)} are available "
+            f"on {place.device} beside the model; take a smaller drafter, or --drafter ngram"
+        )
+    return make_head(target, place)

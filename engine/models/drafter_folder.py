@@ -1,0 +1,42 @@
+"""What a drafter's folder holds, as its config.json says: an EAGLE-3 head, or a draft model of a family that
+is served. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from headway.engine.models.eagle3 import Eagle3Spec, read_eagle3_spec
+from headway.engine.models.model_files import read_json_object
+from headway.engine.models.registry import FAMILY_OF, read_model_spec
+from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.drafters import DrafterName
+from headway.engine.protocol.errors import ModelError
+
+
+def drafter_in(folder: Path) -> DrafterName:
+    """Returns which drafter the folder's config.json describes; what it does not tell, `read_drafter`
+    refuses. Raises ModelError for a file that cannot be read."""
+    content = read_json_object(folder / "config.json") or {}
+    names = content.get("architectures")
+    is_served = isinstance(names, list) and bool(names) and names[0] in FAMILY_OF
+    return "draft_model" if is_served and "speculators_model_type" not in content else "eagle3"
+
+
+def read_drafter(folder: Path, target: ModelSpec) -> Eagle3Spec | ModelSpec:
+    """Reads config.json. Returns the spec of a head, or that of a draft model with the target's positions.
+    Raises ModelError for what is wrong, for what is not computed, and for what does not fit the target."""
+    if drafter_in(folder) == "eagle3":
+        return read_eagle3_spec(folder, target)
+    spec = read_model_spec(folder)
+    if spec.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"{folder / 'config.json'}: vocab_size is {spec.vocab_size:,}, the model has {target.vocab_size:,}; give a draft model "
+            "with the same vocabulary"
+        )
+    if spec.prompt_grid is not None:
+        raise ModelError(
+            f"{folder}: {spec.architecture} has recurrent layers, whose state a draft would change; give a draft model "
+            "with attention in every layer"
+        )
+    return replace(spec, max_position_embeddings=target.max_position_embeddings)
