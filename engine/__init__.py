@@ -21,7 +21,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig, QuantizeFormat
 from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
-from headway.engine.protocol.drafters import DRAFTER_TRAITS, NAMED_DRAFTERS, DrafterName
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, NAMED_DRAFTERS, DrafterName, wanted_drafter
 from headway.engine.protocol.errors import (
     INTERNAL_ERROR,
     ConfigError,
@@ -152,4 +152,5 @@ __all__ = [
     "read_model_spec",
     "read_text",
     "regex_source",
+    "wanted_drafter",
 ]

@@ -47,6 +47,7 @@ from headway.engine.state.specs import PagedSpec
 from headway.kernels import WIDE_CACHE_SIZE, keep_sums_whole
 
 _MEASURED_BLOCKS = 16  # of the KV cache while steps are tried, whose rows have none
+_SHARE_OF_TARGET = 0.9  # of the progress of loading, where a drafter is loaded after it
 
 logger = logging.getLogger(__name__)
 
@@ -223,20 +224,22 @@ def _warn_of_the_text(config: EngineConfig) -> None:
 
 def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], None]) -> ModelPair:
     make_model = make_dummy_model if config.load_format == "dummy" else load_model
+    drafter = config.drafter_path if config.depth > 0 else None
+    of_target = 1.0 if drafter is None else _SHARE_OF_TARGET
     models = make_model(
         config.model_path,
         device=early.outline.device,
         dtype=config.dtype,
         make_draft=head_maker(config, early.outline.spec),
-        progress=progress,
+        progress=lambda share: progress(share * of_target),
         max_model_len=early.max_model_len,
         quantize=Quantize(config.quantize, config.quantize_lm_head),
     )
-    if config.drafter_path is not None and config.depth > 0:
+    if drafter is not None:
         models = load_drafter(
-            Path(config.drafter_path),
+            Path(drafter),
             models,
-            lambda _: progress(1.0),
+            lambda share: progress(of_target + share * (1 - of_target)),
             is_dummy=config.load_format == "dummy",
         )
     warn_without_head(config, has_head=models.draft is not None)

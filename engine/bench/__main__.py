@@ -25,8 +25,8 @@ from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.loading.headers import outline_of
 from headway.engine.models.registry import read_model_spec
+from headway.engine.options import draft_maker
 from headway.engine.protocol.errors import ConfigError, HeadwayError
-from headway.engine.speculation.select import DRAFTERS
 
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
 
@@ -58,8 +58,9 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
         engine.runner.capture([depth], progress=lambda _: None)
     left_out: list[str] = []
     spec = read_model_spec(settings.model)
+    make_draft = draft_maker(settings.engine_config(), spec) if engine.info.depth else None
     costs = costs_of(
-        outline_of(spec, engine.runner.model.dtype, DRAFTERS[engine.info.drafter].make_model),
+        outline_of(spec, engine.runner.model.dtype, make_draft),
         draft_lm_head=engine.info.draft_lm_head,
         draft_layers=engine.info.draft_layers,
     )

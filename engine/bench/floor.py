@@ -89,6 +89,7 @@ def costs_of(
     """models: may have no memory."""
     model, head = models.target, models.draft
     work, lm_head, itemsize = model.work(), model.lm_head, model.dtype.itemsize
+    outputs, inputs = lm_head.shape if head is None else head.lm_head_shape
     num_draft_layers, draft_bytes, draft_kv_bytes, draft_work = 0, 0, 0, Work(0, 0)
     if head is not None:
         num_draft_layers = head.num_layers
@@ -101,9 +102,9 @@ def costs_of(
     return Costs(
         trunk_bytes=work.active_bytes + lm_head.nbytes,
         further_expert_bytes=work.further_expert_bytes,
-        draft_output_bytes=lm_head.num_weights * (itemsize if draft_lm_head == "full" else 1),
-        screened_output_bytes=lm_head.num_weights // 2,
-        most_screened_rows=most_screened_rows(lm_head.shape[1]) if draft_lm_head == "int4" else 0,
+        draft_output_bytes=outputs * inputs * (itemsize if draft_lm_head == "full" else 1),
+        screened_output_bytes=outputs * inputs // 2,
+        most_screened_rows=most_screened_rows(inputs) if draft_lm_head == "int4" else 0,
         draft_layer_bytes=draft_bytes // max(num_draft_layers, 1),
         further_draft_expert_bytes=lambda tokens: (
             draft_work.further_expert_bytes(tokens) / max(num_draft_layers, 1)

@@ -14,7 +14,7 @@ from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig, QuantizeFormat
-from headway.engine.protocol.drafters import NAMED_DRAFTERS, DrafterName
+from headway.engine.protocol.drafters import wanted_drafter
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name
 
@@ -43,7 +43,7 @@ class Settings:
     threads: int | None
     prefill_chunk: int | None
     kv_cache_memory_bytes: int | None
-    drafter: DrafterName
+    drafter: str
     draft_lm_head: DraftLmHead
     draft_layers: DraftLayers
     fast_math: bool
@@ -55,6 +55,7 @@ class Settings:
         limit = model.max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
+        drafter, drafter_path = wanted_drafter(self.drafter)
         config = EngineConfig(
             model_path=str(self.model),
             device=self.device,
@@ -69,14 +70,15 @@ class Settings:
             prefix_caching=False,
             threads=self.threads,
             synthetic_acceptance=self.synthetic_acceptance,
-            drafter=self.drafter,
+            drafter=drafter,
+            drafter_path=drafter_path,
             draft_lm_head=self.draft_lm_head,
             draft_layers=self.draft_layers,
             fast_math=self.fast_math,
             quantize=self.quantize,
         )
-        drafter = drafter_name(config, has_head=model.draft_head is not None)
-        depth = 0 if drafter == "none" else config.depth
+        name = drafter_name(config, has_head=model.draft_head is not None)
+        depth = 0 if name == "none" else config.depth
         least = least_new_tokens(depth)
         if self.output_len < least:
             raise ConfigError(
@@ -169,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip
     add_engine_flags(parser, kept="all figures")
     add("--prefill-chunk", type=parse_number, metavar="N", help="as of headway serve")
-    add("--drafter", choices=NAMED_DRAFTERS, default="auto", help="as of headway serve")
+    add("--drafter", default="auto", help="as of headway serve, but no ORG/NAME")
     add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
     add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")
     return parser

@@ -14,6 +14,12 @@ DrafterName = Literal["auto", "mtp", "ngram", "none", "eagle3", "draft_model"]
 NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
 
 
+def wanted_drafter(given: str) -> tuple[DrafterName, str | None]:
+    """Returns the drafter that --drafter names, and where one is that it names no other way: a folder or
+    ORG/NAME, whose name is then auto."""
+    return next(((name, None) for name in NAMED_DRAFTERS if name == given), ("auto", given))
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterTraits:
     """by: how a start says what drafts. has_drafts: whether it ever does. leaves_pending: it sees the tokens

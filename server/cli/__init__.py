@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from headway import __version__
-from headway.engine import NAMED_DRAFTERS, ConfigError, EngineConfig, HeadwayError, configure_logging
+from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging, wanted_drafter
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, QUANTIZE, run
@@ -320,19 +320,16 @@ def _source(settings: Settings, values: Mapping[str, Value]) -> ModelSource:
 
 def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
     """The folder is filled in when the source is resolved."""
+    drafter, drafter_path = wanted_drafter(str(values["drafter"]))
     renamed: dict[str, Value] = {
+        "drafter": drafter,
+        "drafter_path": drafter_path,
         **_depth(values["depth"], values["max_depth"]),
-        **_drafter(values["drafter"]),
         "model_path": "",
         "kv_cache_memory_bytes": values.get("kv_cache_memory"),
         "prefix_caching": not values.get("no_prefix_caching"),
     }
     return _build(EngineConfig, {**values, **renamed})
-
-
-def _drafter(given: Value) -> dict[str, Value]:
-    """What is no drafter's name is the folder or repository of one, found when the model is."""
-    return {"drafter": given} if given in NAMED_DRAFTERS else {"drafter": "auto", "drafter_path": given}
 
 
 def _depth(depth: Value, most: Value) -> dict[str, Value]:

@@ -56,8 +56,8 @@ def with_folders(config: EngineConfig, folder: Path, *, may_download: bool = Tru
     if drafter is not None and config.depth > 0:
         if not is_folder(_path(drafter)) and not _REPOSITORY.fullmatch(drafter):
             raise ModelError(
-                f"--drafter is {without_credentials(drafter)}; it must be {', '.join(NAMED_DRAFTERS)}, the path of an EAGLE-3 "
-                "head's folder, or the ORG/NAME of its Hub repository"
+                f"--drafter is {without_credentials(drafter)}; it must be {', '.join(NAMED_DRAFTERS)}, the path of a "
+                "drafter's folder, or the ORG/NAME of its Hub repository"
             )
         drafter = str(model_folder(ModelSource(drafter), may_download=may_download))
     return msgspec.structs.replace(config, model_path=str(folder), drafter_path=drafter)

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/speculation")
 
 class SpeculationState(msgspec.Struct):
     """Counters are those of /metrics, over all requests. has_mtp: an MTP head is loaded. drafter: mtp,
-    eagle3, ngram or none. depth: the most drafts of a round, with which the server was started;
+    eagle3, draft_model, ngram or none. depth: the most drafts of a round, with which the server was started;
     chooses_depth: it chooses how many each round has, else each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
@@ -69,7 +69,7 @@ def _state(services: Services) -> SpeculationState:
     stats = services.engine.stats
     drafted, accepted = stats.draft_tokens_per_position, stats.accepted_tokens_per_position
     return SpeculationState(
-        has_mtp=info.has_draft_head and info.drafter != "eagle3",
+        has_mtp=info.drafter == "mtp",
         drafter=info.drafter,
         depth=info.depth,
         chooses_depth=info.chooses_depth,

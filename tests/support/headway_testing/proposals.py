@@ -1,10 +1,11 @@
-"""What the drafter of a head proposed to the rows of an engine whose depth goes up and down."""
+"""What a drafter proposed to the rows of an engine whose depth goes up and down."""
 
 from __future__ import annotations
 
 import pytest
 
 from headway.engine.protocol.sampling_params import SamplingParams
+from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.mtp import MtpDrafter
 from headway.engine.state.row_tensors import RowTensors
 from headway_testing.local import LocalEngine
@@ -13,19 +14,19 @@ Proposals = list[tuple[int, int, list[int]]]  # the row's seed, L and the drafts
 DEPTH = 4
 
 
-def note_proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
-    """Returns a list of what live rows are proposed from now on, in turn."""
+def note_proposals(monkeypatch: pytest.MonkeyPatch, kind: type[Drafter] = MtpDrafter) -> Proposals:
+    """Returns a list of what such a drafter proposes to live rows from now on, in turn."""
     seen: Proposals = []
-    propose = MtpDrafter.propose
+    propose = kind.propose
 
-    def noting(drafter: MtpDrafter, rows: RowTensors, depth: int) -> object:
+    def noting(drafter: Drafter, rows: RowTensors, depth: int) -> object:
         proposed = propose(drafter, rows, depth)
         is_live = (rows.kv_lengths < rows.limits).tolist()
         found = zip(rows.seeds.tolist(), rows.kv_lengths.tolist(), proposed.tolist(), strict=True)
         seen.extend(entry for entry, lives in zip(found, is_live, strict=True) if lives)
         return proposed
 
-    monkeypatch.setattr(MtpDrafter, "propose", noting)
+    monkeypatch.setattr(kind, "propose", noting)
     return seen
 
 
