@@ -82,7 +82,8 @@ class DrafterFamily:
 
     make: binds it to what it reads and writes; max_depth: the most drafts of a round. state: declares what it
     keeps by block and by row besides the state of its layers; max_pending: the most pairs of a row that wait
-    for it. make_model: makes its layers, whose weights are loaded with the target's; None: it has none.
+    for it. make_model: makes its layers, whose weights are loaded with the target's; None: it has none, or
+    they are in a folder of their own, which says what makes them (`loading.drafter.maker_of`).
     """
 
     make: Callable[[ModelPair, StatePool, RowTensors, int], Drafter]  # the last: max_depth

@@ -19,15 +19,10 @@ from headway.engine.bench.settings import (
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
-from headway.engine.protocol.drafters import NAMED_DRAFTERS, DrafterName
+from headway.engine.protocol.drafters import wanted_drafter
 from headway.engine.protocol.errors import ConfigError
 
 BORDERS_OF_PROMPTS = 3  # within the longest prompt of a model with recurrent layers
-DrafterChoice = DrafterName | Literal["recorded"]
-DRAFTERS: tuple[DrafterChoice, ...] = (
-    *(name for name in NAMED_DRAFTERS if name != "none"),
-    "recorded",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class Settings:
     dtype: DtypeName
     threads: int | None
     kv_cache_memory_bytes: int | None
-    drafter: DrafterChoice
+    drafter: str
     fast_math: bool
 
     @property
@@ -71,7 +66,7 @@ class Settings:
                 f"--input-len is {self.input_len} and --tokens {self.num_tokens}, together with one token more at most "
                 f"{limit} for this model; lower one of them"
             )
-        drafter: DrafterName = "auto" if self.drafter == "recorded" else self.drafter
+        drafter, drafter_path = wanted_drafter("auto" if self.drafter == "recorded" else self.drafter)
         if self.depth == 0:
             drafter = "none"
         elif self.has_recorded_drafts:
@@ -83,6 +78,7 @@ class Settings:
             load_format="dummy" if self.is_dummy else "safetensors",
             depth=self.depth,
             drafter=drafter,
+            drafter_path=drafter_path,
             max_model_len=wanted,
             max_running=max(self.companies),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -137,6 +133,14 @@ def _chunks(wanted: tuple[int, ...] | None, default: int, model: Path) -> tuple[
     return wanted or (max(default, least),)
 
 
+def _drafter(text: str) -> str:
+    if text == "none":
+        raise argparse.ArgumentTypeError(
+            "must be auto, mtp, ngram, recorded or a folder; --depth 0 drafts nothing"
+        )
+    return text
+
+
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 0 or more")
@@ -178,6 +182,6 @@ def _parser() -> argparse.ArgumentParser:
         "with recurrent layers 192)")  # fmt: skip
     add("--seed", type=_count, default=0, metavar="N", help="of all that is drawn at random (default: 0)")
     add_engine_flags(parser, kept="all figures and differences")
-    add("--drafter", choices=DRAFTERS, default="auto", help="recorded: the reference's own tokens, three of four "
+    add("--drafter", type=_drafter, default="auto", help="auto, mtp, ngram, a folder, or recorded: the reference's own tokens, three of four "
         "right (default: auto: the model's draft head, or recorded where it has none or the weights are random)")  # fmt: skip
     return parser

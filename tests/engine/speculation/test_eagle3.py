@@ -117,9 +117,15 @@ def test_layers_after_the_first_are_ordinary_ones(
 def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path: Path) -> None:
     target = tiny_model(architecture)
     save(target, architecture, tmp_path / "model")
-    drafter = EagleOracle(target).save(tmp_path / "drafter", "original")
+    head = EagleOracle(target)
+    drafter = head.save(tmp_path / "drafter", "original")
+    never_drafted = sorted(set(range(VOCAB)) - set(head.ids.tolist()))
+    kinds: tuple[dict[str, object], ...] = (
+        {"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+        {"temperature": 0.8, "allowed_token_ids": never_drafted}, {"temperature": 0.0, "repetition_penalty": 1.3},
+    )  # fmt: skip
     cases = [
-        Case(tuple(prompt), 18, SamplingParams(temperature=0.7 * (seed % 2), seed=seed))
+        Case(tuple(prompt), 18, SamplingParams(seed=seed, **kinds[seed]))  # type: ignore[arg-type]
         for seed, prompt in enumerate(prompts_of(1, 16, 17, 33, 90))
     ]
     config = config_of(tmp_path / "model", drafter, max_running=3)
