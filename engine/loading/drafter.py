@@ -55,7 +55,7 @@ def checked_maker(folder: Path, stack: ExitStack, target: CausalLM, device: torc
     closes the files. device: expands quantised weights. Raises ModelError."""
     spec = read_drafter(folder, target.spec)
     if isinstance(spec, Eagle3Spec):
-        return open_eagle3(folder, stack, target, device)[1]
+        return maker_of(open_eagle3(folder, stack, target, device)[1])
     found = open_checkpoint(
         folder, stack, device=device, dtype=dtype_name(target.dtype), make_draft=None,
         max_model_len=target.spec.max_position_embeddings,

@@ -16,7 +16,7 @@ from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.checkpoint import DUMMY_SEED, copy_tensors, draw_tensors
+from headway.engine.loading.checkpoint import DUMMY_SEED, ROWS_AT_ONCE, copy_tensors, draw_tensors
 from headway.engine.loading.files import open_tensors
 from headway.engine.loading.headers import Checkpoint, check_stored
 from headway.engine.loading.packs import expanded
@@ -39,7 +39,8 @@ def load_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], Non
     that is loaded, after each tensor."""
     target = models.target
     with ExitStack() as stack:
-        found, make_head = open_eagle3(folder, stack, target, target.device)
+        found, spec = open_eagle3(folder, stack, target, target.device)
+        make_head = partial(Eagle3Head, _without_copy(spec, found, target))
         head = _made(folder, make_head, target)
         copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
         head.draft_ids.copy_(_draft_ids(found, len(head.draft_ids)))
@@ -61,10 +62,9 @@ def draw_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], Non
 
 def open_eagle3(
     folder: Path, stack: ExitStack, target: CausalLM, device: torch.device
-) -> tuple[Checkpoint, MakeHead]:
+) -> tuple[Checkpoint, Eagle3Spec]:
     """Reads config.json and the headers of the weights, no weights. stack: closes the files. device: expands
-    quantised weights. Returns what makes the head, too. Raises ModelError for what is missing, unexpected, or
-    of another shape or dtype."""
+    quantised weights. Raises ModelError for what is missing, unexpected, or of another shape or dtype."""
     spec = read_eagle3_spec(folder, target.spec)
     stored = files = open_tensors(folder, stack)
     if spec.decoder.quantization is not None:
@@ -87,7 +87,19 @@ def open_eagle3(
             f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
             "fetch the weights again"
         )
-    return found, partial(Eagle3Head, spec)
+    return found, spec
+
+
+def _without_copy(spec: Eagle3Spec, found: Checkpoint, target: CausalLM) -> Eagle3Spec:
+    """Returns the spec with the target's embedding where the head only stores a copy of it, as `speculators`
+    writes it: it would take 1 GB beside a model of 8B parameters. Reads some rows at a time."""
+    name, own = found.names.of("eagle.embedding"), target.embedding
+    if not spec.has_embedding or spec.decoder.hidden_size != own.shape[1]:
+        return spec
+    header = found.stored[name].get_slice(name)
+    places = (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(own), ROWS_AT_ONCE))
+    is_copy = all(torch.equal(header[rows].to(own.device, own.dtype), own[rows]) for rows in places)
+    return replace(spec, has_embedding=not is_copy)
 
 
 def _by_name(head: Eagle3Head, found: Checkpoint) -> dict[str, torch.Tensor]:

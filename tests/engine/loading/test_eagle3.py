@@ -113,6 +113,17 @@ def test_what_trainers_leave_of_the_target_is_not_read(model: Path, drafter: Pat
     assert "eagle.final_norm" in head_of(drafter, target_of(model)).tensors()
 
 
+@pytest.mark.parametrize("differs", [False, True], ids=["copy", "own"])
+def test_a_copy_of_the_targets_embedding_takes_no_memory(differs: bool, model: Path, drafter: Path) -> None:
+    models = target_of(model, dtype="bfloat16")
+    copy = load_file(model / FILE)["model.embed_tokens.weight"]
+    copy[-1, -1] += float(differs)
+    save_file(load_file(drafter / FILE) | {"embed_tokens.weight": copy}, drafter / FILE)
+    head = head_of(drafter, models)
+    assert ("eagle.embedding" in head.tensors()) is differs
+    assert torch.equal(head._embedding, copy.bfloat16())
+
+
 def test_a_full_vocabulary_needs_no_ids(model: Path, tmp_path: Path) -> None:
     oracle = EagleOracle(tiny_model("LlamaForCausalLM"), dtype=torch.float32, draft_vocab=151)
     folder = oracle.save(tmp_path / "drafter", "original")
