@@ -137,21 +137,26 @@ def arranged(stored: Mapping[str, Reader], names: WeightNames) -> dict[str, Read
 def missing_of(name: str, stored: Mapping[str, Reader], names: WeightNames) -> list[str]:
     """Returns the stored names that a tensor lacks: of experts that are stored one by one those of its parts
     that are not there."""
-    for end, groups in names.regrouped.items():
-        if name.endswith(end):
-            return [name.removesuffix(end) + groups.source]
-    parts = [part for own in _names_of_experts(name, names) for part in own]
+    parts = _parts_of(name, names)
     lacking = [part for part in parts if part not in stored]
-    return lacking if len(lacking) < len(parts) else [name]
+    is_in_groups = any(name.endswith(end) for end in names.regrouped)
+    return lacking if is_in_groups or len(lacking) < len(parts) else [name]
 
 
 def stored_twice(wanted: Iterable[str], stored: Mapping[str, Reader], names: WeightNames) -> list[str]:
-    """Returns those of the names under which experts are stored packed, and one by one as well."""
+    """Returns those of the names under which a tensor is stored as it is wanted, and also as those that it
+    can be made of."""
     return [
-        name
-        for name in wanted
-        if name in stored and any(part in stored for own in _names_of_experts(name, names) for part in own)
+        name for name in wanted if name in stored and any(part in stored for part in _parts_of(name, names))
     ]
+
+
+def _parts_of(name: str, names: WeightNames) -> list[str]:
+    """Returns the names of the stored tensors that a tensor can be made of; none for other tensors."""
+    for end, groups in names.regrouped.items():
+        if name.endswith(end):
+            return [name.removesuffix(end) + groups.source]
+    return [part for own in _names_of_experts(name, names) for part in own]
 
 
 def _names_of_experts(name: str, names: WeightNames) -> list[list[str]]:

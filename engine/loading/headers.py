@@ -233,8 +233,8 @@ def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored:
         )
     if twice := stored_twice(shapes, found.stored, found.names):
         raise ModelError(
-            f"{folder} has the experts of {len(twice)} tensors twice, packed and one by one: {listed(twice)}; fetch the "
-            "weights again into an empty folder"
+            f"{folder} has {len(twice)} tensors in two layouts: {listed(twice)}; fetch the weights "
+            "again into an empty folder"
         )
     is_head_ignored = prefix is not None and found.make_draft is None
     unexpected = [

@@ -87,11 +87,11 @@ def test_experts_are_read_some_at_a_time(folder: Path, monkeypatch: pytest.Monke
         ),
         (
             lambda t: t.update({f"{TRUNK}down_proj": torch.zeros(7, 48, 24)}),
-            f"the experts of 1 tensors twice, packed and one by one: {TRUNK}down_proj; fetch",
+            f"1 tensors in two layouts: {TRUNK}down_proj; fetch the weights again into",
         ),
         (
             lambda t: t.update({f"{HEAD}2.gate_proj.weight": torch.zeros(24, 48)}),
-            f"the experts of 1 tensors twice, packed and one by one: {HEAD}gate_up_proj; fetch",
+            f"1 tensors in two layouts: {HEAD}gate_up_proj; fetch the weights again into",
         ),
         (
             lambda t: t.update({f"{TRUNK}7.gate_proj.weight": torch.zeros(24, 48)}),
@@ -136,8 +136,12 @@ def test_a_head_that_lacks_an_expert_is_told_and_can_be_left_out(folder: Path) -
     [
         (lambda t, name: t.pop(name), "lacks 1 tensors: {}; fetch"),
         (lambda t, name: t.update({name: torch.zeros(200, 48)}), "{} is [200, 48], not [208, 48]"),
+        (
+            lambda t, name: t.update({name.replace("qkvz", "qkv"): torch.zeros(136, 48)}),
+            "has 1 tensors in two layouts: model.layers.0.linear_attn.in_proj_qkv.weight; fetch",
+        ),
     ],
-    ids=["missing", "shape"],
+    ids=["missing", "shape", "doubled"],
 )
 def test_projections_by_head_are_told_by_the_names_of_their_tensors(
     damage: Callable[[Tensors, str], object], told: str, tmp_path: Path
