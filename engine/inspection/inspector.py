@@ -21,6 +21,7 @@ from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
+from headway.engine.loading.checkpoint import Drawn
 from headway.engine.loading.drafter import checked_maker
 from headway.engine.loading.files import Reader, open_tensors
 from headway.engine.loading.headers import (
@@ -28,6 +29,7 @@ from headway.engine.loading.headers import (
     are_ties_undecided,
     checked_outline,
     dummy_dtype,
+    headers_of,
     open_checkpoint,
     outline_of,
     parameter_counts,
@@ -35,12 +37,13 @@ from headway.engine.loading.headers import (
 )
 from headway.engine.loading.packs import num_expanded
 from headway.engine.loading.placing import most_saved_bytes
+from headway.engine.loading.quantizing import quantized_packs
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.quantization import KEYS
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import draft_maker
-from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.inspection import (
     HeadReport,
     Inspection,
@@ -116,6 +119,9 @@ def _served_model(
     length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
     make_draft: MakeDraft | None = None
     found, outline = None, None
+    names = FAMILY_OF[spec.architecture].names(spec)
+    quantize = Quantize(config.quantize, config.quantize_lm_head)
+    quantized: Mapping[str, Reader] = {}
     has_own_folder = config.drafter_path is not None
     if device is not None:
         with problems.noted():
@@ -137,14 +143,20 @@ def _served_model(
         _warn_of_ties(found)
         with problems.noted():
             outline = checked_outline(found)
+            quantized = quantized_packs(headers_of(found, outline), outline, quantize, found.folder, place)
     if outline is None:
         dtype = dummy_dtype(config.dtype, place) if found is None else found.dtype
         own = None if has_own_folder else make_draft if found is None else found.make_draft
         outline = outline_of(shortened(spec, length), dtype, own)
+        if config.load_format == "dummy":
+            drawn = {path: Drawn(t.shape, dtype, torch.Generator()) for path, t in outline.tensors().items()}
+            with problems.noted():
+                quantized = quantized_packs(drawn, outline, quantize, Path(config.model_path), place)
     saved = 0
-    if device is not None and found is not None and device.reads_codes and found.dtype == torch.bfloat16:
-        served = (found.names.of(path) for path in outline.tensors())
-        saved = most_saved_bytes(found.tensors[name] for name in served if name in found.tensors)
+    if device is not None and device.reads_codes and outline.target.dtype == torch.bfloat16:
+        stored = {} if found is None else found.tensors
+        served = (quantized.get(path) or stored.get(names.of(path)) for path in outline.tensors())
+        saved = most_saved_bytes(reader for reader in served if reader is not None)
     if config.drafter_path is not None and make_draft is not None:
         if config.load_format != "dummy":
             with problems.noted():

@@ -28,13 +28,14 @@ from headway.engine.loading.headers import (
     check_memory,
     checked_outline,
     dummy_dtype,
+    headers_of,
     open_checkpoint,
     outline_of,
     shortened,
 )
 from headway.engine.loading.packs import Pack
 from headway.engine.loading.placing import keeps_codes, most_saved_bytes, place_weights
-from headway.engine.loading.quantizing import check_quantize, quantized_packs
+from headway.engine.loading.quantizing import quantized_packs
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import FULL, Quantize
@@ -79,12 +80,7 @@ def load_model(
         )
         found = replace(found, spec=_with_true_ties(found))
         whole = checked_outline(found)
-        check_quantize(quantize, found.folder, found.spec)
-        headers = {
-            path: found.tensors[found.names.of(path)].get_slice(found.names.of(path))
-            for path in whole.tensors()
-        }
-        quantized = quantized_packs(headers, whole, quantize, device)
+        quantized = quantized_packs(headers_of(found, whole), whole, quantize, found.folder, device)
         own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
         readers = {path: found.tensors[found.names.of(path)] for path in own.tensors()} | quantized
         place = Placement(device, found.dtype, group=group, defers_weights=True)
@@ -133,10 +129,9 @@ def make_dummy_model(
     spec = shortened(read_model_spec(folder), max_model_len)
     target = dummy_dtype(dtype, device)
     whole, generator = outline_of(spec, target, make_draft), torch.Generator(device).manual_seed(DUMMY_SEED)
-    check_quantize(quantize, folder, spec)
     place = Placement(device, target, defers_weights=True)
     drawn = {path: Drawn(tensor.shape, target, generator) for path, tensor in whole.tensors().items()}
-    packs = quantized_packs(drawn, whole, quantize, device)
+    packs = quantized_packs(drawn, whole, quantize, folder, device)
     saved = most_saved_bytes(packs.values()) if keeps_codes(place) else 0
     check_memory(folder, whole, available_bytes(device), device, saved_bytes=saved)
     models = ModelPair(spec, place, make_draft)

@@ -19,7 +19,7 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.arranging import Arranged, Stored, arranged, missing_of, stored_twice
-from headway.engine.loading.files import DTYPES, Reader, listed, open_tensors
+from headway.engine.loading.files import DTYPES, Header, Reader, listed, open_tensors
 from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.packs import expanded
 from headway.engine.models.family import WeightNames
@@ -159,6 +159,12 @@ def outline_of(
 def by_name(models: ModelPair, names: WeightNames) -> dict[str, torch.Tensor]:
     """Returns the parameters by their names in the checkpoint."""
     return {names.of(path): tensor for path, tensor in models.tensors().items()}
+
+
+def headers_of(found: Checkpoint, models: ModelPair) -> dict[str, Header]:
+    """Returns the headers of the parameters by path. models: of which every tensor is stored."""
+    named = ((path, found.names.of(path)) for path in models.tensors())
+    return {path: found.tensors[name].get_slice(name) for path, name in named}
 
 
 def parameter_counts(outline: ModelPair) -> tuple[int, int]:

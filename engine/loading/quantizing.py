@@ -34,28 +34,15 @@ _DTYPE_NAMES = {torch.float8_e4m3fn: "F8_E4M3", torch.int32: "I32", torch.int64:
 }
 
 
-def check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
-    """Raises ModelError for a model whose weights are not to be quantised so."""
-    if quantize.format == "none":
-        return
-    if spec.quantization is not None:
-        raise ModelError(
-            f"--quantize is {quantize.format}, but the weights of {folder} are quantized already "
-            f"({spec.quantization.method}); leave it out, or take the unquantized checkpoint"
-        )
-    if quantize.with_lm_head and spec.tied:
-        raise ModelError(
-            f"the lm_head of {folder} is its embedding, which stays as it is; leave out --quantize-lm-head"
-        )
-
-
 def quantized_packs(
-    headers: Mapping[str, Header], models: ModelPair, quantize: Quantize, device: torch.device
+    headers: Mapping[str, Header], models: ModelPair, quantize: Quantize, folder: Path, device: torch.device
 ) -> dict[str, Pack | StackedExperts]:
     """Returns the weights that are quantised by their paths, which read as dense ones; none where nothing is
-    to be. headers: of the parameters, by path. Raises ModelError."""
+    to be. headers: of the parameters, by path. folder: of the model. Raises ModelError for a model whose
+    weights are not to be quantised so."""
     if quantize.format == "none":
         return {}
+    _check_quantize(quantize, folder, models.target.spec)
     own = FORMATS[quantize.format]
     scheme = read_quantization({"quantization_config": scheme_of(own, [])}, ModelError)
     assert scheme is not None, "the scheme is one that is read"
@@ -91,6 +78,19 @@ def stacked_weights(models: ModelPair) -> dict[str, torch.Size]:
     """Returns the shape of each product's weights of all experts but the shared one, [experts, out, in], by
     path. models: without memory."""
     return {path: shape for path, shape in _weights(models).items() if len(shape) == 3}
+
+
+def _check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
+    """Raises ModelError for a model whose weights are not to be quantised so."""
+    if spec.quantization is not None:
+        raise ModelError(
+            f"--quantize is {quantize.format}, but the weights of {folder} are quantized already "
+            f"({spec.quantization.method}); leave it out, or take the unquantized checkpoint"
+        )
+    if quantize.with_lm_head and spec.tied:
+        raise ModelError(
+            f"the lm_head of {folder} is its embedding, which stays as it is; leave out --quantize-lm-head"
+        )
 
 
 def _weights(models: ModelPair) -> dict[str, torch.Size]:

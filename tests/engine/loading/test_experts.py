@@ -225,7 +225,21 @@ def test_codes_that_stay_need_no_memory_for_what_they_stand_for(
     seen: list[int] = []
     monkeypatch.setattr(memory, "check_memory", lambda *_, saved_bytes: seen.append(saved_bytes))
     assert all(inspect(folder, gpu_memory=2 << 30).engine for folder in (pack, twin))
-    assert seen == [num_codes * 31 // 32, 0]
+    assert inspect(twin, gpu_memory=2 << 30, quantize="fp8").engine
+    assert inspect(twin, gpu_memory=2 << 30, quantize="fp8", load_format="dummy").engine
+    assert seen == [num_codes * 31 // 32, 0, num_codes * 31 // 32, num_codes * 31 // 32]
+
+
+def test_an_inspection_refuses_what_a_start_does_not_quantise(tmp_path: Path) -> None:
+    pack, _ = write_packs(
+        save(tiny_model("Qwen3MoeForCausalLM", **EVEN), "Qwen3MoeForCausalLM", tmp_path / "dense"),
+        tmp_path,
+        BLOCKS,
+    )
+    with pytest.raises(ModelError) as error:
+        load_pair(pack, dtype="bfloat16", quantize=Quantize("int4"))
+    assert "are quantized already" in str(error.value)
+    assert inspect(pack, quantize="int4").problem == str(error.value)
 
 
 def test_experts_of_which_one_has_other_codes_are_expanded(
