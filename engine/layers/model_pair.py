@@ -100,7 +100,8 @@ class ModelPair:
             yield from self.draft.linears()
 
     def experts(self) -> Iterable[Experts]:
-        """Yields every mixture of experts of both once. Of draft models MTP heads alone can have some."""
+        """Yields every mixture of experts of the target and of its MTP head once. Those of a draft model from
+        a folder of its own have their formats before it comes here."""
         head = self.draft.layers if isinstance(self.draft, MtpHead) else ()
         for block in (*self.target.layers, *(layer.block for layer in head)):
             if isinstance(block.feed_forward, Experts):

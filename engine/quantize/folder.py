@@ -72,7 +72,7 @@ def quantize_folder(
         )
     if num_experts_of(spec) > 0:
         raise ModelError(
-            f"{source} has experts, whose weights are not quantised here; take a quantized checkpoint of the model"
+            f"{source} has experts, which are not written quantized; serve it with --quantize, or take a quantized checkpoint"
         )
     if target.is_dir() and any(_is_of_a_model(file) for file in target.iterdir()):
         raise ModelError(f"{target} holds a model already, or a part of one; name another folder")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
+from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import HybridOracle
 from headway_testing.oracle import Oracle
 from headway_testing.paged import load_pair
@@ -142,6 +143,7 @@ def test_lm_head_is_quantized_where_that_is_wanted(tmp_path: Path) -> None:
         ("again", "is quantized already (compressed-tensors)"),
         ("full", "holds a model already"),
         ("missing", "does not exist"),
+        ("experts", "has experts, which are not written quantized; serve it with --quantize"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(
@@ -157,6 +159,8 @@ def test_what_cannot_be_written_is_one_line(
         target = source
     if change == "missing":
         source = tmp_path / "nowhere"
+    if change == "experts":
+        source = save(tiny_model("MixtralForCausalLM"), "MixtralForCausalLM", tmp_path / "experts")
     capsys.readouterr()
     assert main([str(source), str(target), *(["--quantize-lm-head"] if change == "tied" else [])]) == 1
     out, err = capsys.readouterr()
