@@ -18,6 +18,7 @@ from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.step import StepOutcome, forward_half
 from headway.engine.execution.step_key import StepKey
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.experts import Experts, compile_experts
 from headway.engine.layers.linear import compile_linears
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
@@ -134,8 +135,8 @@ class WarmUp:
         # Those steps have too few numbers of rows for products whose kernel depends on it.
         linears = [linear for layer in model.layers for linear in layer.linears()]
         yield lambda: compile_linears(linears, most)
-        for feed_forward in {type(layer.feed_forward): layer.feed_forward for layer in model.layers}.values():
-            yield partial(feed_forward.compile, most)
+        experts = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
+        yield lambda: compile_experts(experts, most)
         yield lambda: launcher.context.drafter.catch_up(self._table.numbers)
         yield launcher.context.pool.warm_up
         # Prompts are scored by any number of tokens, rounds may all have fewer.

@@ -107,11 +107,6 @@ class FeedForward(Protocol):
         """Returns the products of a token with weights."""
         ...
 
-    def compile(self, most_tokens: int) -> None:
-        """Compiles the kernels, beside those of its Linear layers, that a number of tokens up to that one
-        chooses."""
-        ...
-
     def __call__(
         self,
         stream: ResidualStream,

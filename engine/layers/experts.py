@@ -7,6 +7,8 @@ its experts' results are added in the order of its choices, the shared expert's 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from headway.engine.layers.linear import Linear
@@ -118,10 +120,18 @@ class Experts:
             stream.add_computed(post_norm(sum_experts(results, choice.weights)))
 
     def compile(self, most_tokens: int) -> None:
-        """Compiles the kernels that the number of tokens chooses, up to that number, by computing zeros."""
+        """See `compile_experts`."""
         weights = self.weights
         for tokens in tokens_of_each_kernel(
             self._router.zeros(1), weights, self._rule.num_slots, most_tokens
         ):
             x = self._router.zeros(tokens)
             expert_results(x, choose_experts(self._router(x), self._rule), weights, self._spec.activation)
+
+
+def compile_experts(layers: Iterable[Experts], most_tokens: int) -> None:
+    """Compiles the kernels that the number of tokens chooses, up to that number, by computing zeros: once for
+    all layers of the same formats."""
+    by_format = {tuple(matrix.bits for matrix in layer.weights): layer for layer in layers}
+    for layer in by_format.values():
+        layer.compile(most_tokens)

@@ -34,9 +34,6 @@ class GatedMlp:
         """See FeedForward."""
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
-    def compile(self, most_tokens: int) -> None:
-        """See FeedForward: its Linear layers have all there is."""
-
     def __call__(
         self,
         stream: ResidualStream,

@@ -10,13 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headway.engine.layers.experts import Experts
+from headway.engine.layers import experts
+from headway.engine.layers.experts import Experts, compile_experts
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import RoutedExperts
 from headway.engine.models.spec import ExpertsSpec, NormSpec
 from headway.engine.protocol.errors import ModelError
+from headway.kernels import ExpertMatrix, ExpertWeights
 
 HIDDEN, INNER, EXPERTS = 48, 24, 7
 SPECS = {
@@ -109,3 +111,23 @@ def test_ranks_cannot_share_experts() -> None:
     place = Placement(torch.device("meta"), torch.float32, group=TwoRanks())
     with pytest.raises(ModelError, match="mixtures of experts are computed by one rank"):
         Experts(SPECS["plain"], HIDDEN, place)
+
+
+def test_the_kernels_of_every_format_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of a checkpoint can differ: of some the codes stay, others are expanded."""
+
+    def with_codes(bits: int) -> Experts:
+        layer = layer_of(SPECS["plain"], torch.float32)
+        (gate_up, _), (down, _) = (matrix[:2] for matrix in layer.weights)
+        layer.store(ExpertWeights(ExpertMatrix(gate_up, bits=bits), ExpertMatrix(down, bits=bits)))
+        return layer
+
+    seen: list[tuple[int, int]] = []
+
+    def of_each_kernel(x: torch.Tensor, weights: ExpertWeights, num_slots: int, most: int) -> list[int]:
+        seen.append((weights.gate_up.bits, most))
+        return []
+
+    monkeypatch.setattr(experts, "tokens_of_each_kernel", of_each_kernel)
+    compile_experts([with_codes(bits) for bits in (16, 16, 8, 4, 8)], 100)
+    assert seen == [(16, 100), (8, 100), (4, 100)]
