@@ -55,7 +55,9 @@ def read_eagle3_spec(folder: Path, target: ModelSpec) -> Eagle3Spec:
     content = read_json_object(file)
     if content is None:
         missing = "has no config.json" if is_folder(folder) else "does not exist"
-        raise ModelError(f"the drafter's folder {folder} {missing}; give the folder of an EAGLE-3 head")
+        raise ModelError(
+            f"the drafter's folder {folder} {missing}; give the folder of an EAGLE-3 head or of a draft model"
+        )
     keys = _Keys(content, file)
     decoder = _decoder(keys)
     own_hidden, hidden = decoder.hidden_size, target.hidden_size
@@ -182,8 +184,8 @@ def _decoder(keys: _Keys) -> ModelSpec:
         if architecture == name or architecture not in DECODERS.values():
             supported = " and ".join(f"{decoder}Eagle3" for decoder in DECODERS.values())
             raise keys.error(
-                f"the architecture of the drafter is {name or 'not named'}; supported are {supported}, and the "
-                "speculators layout with speculators_model_type 'eagle3'"
+                f"the architecture of the drafter is {name or 'not named'}; supported are {supported}, the "
+                "speculators layout with speculators_model_type 'eagle3', and draft models of a family that is served"
             )
     resolved = resolve_config({**content, "architectures": [architecture]}, keys.file, CONFIG_CLASSES)
     return FAMILY_OF[architecture].read(resolved)
