@@ -1,0 +1,86 @@
+"""A replica: one `headway serve`, and the requests that are forwarded to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import aiohttp
+from yarl import URL
+
+from headway.server.fleet.child_server import ChildServer, ReplicaError, Texts
+from headway.server.fleet.messages import ForwardedRequest, ResponseStart, end_to_end
+from headway.server.fleet.stream import coalesced
+
+READY_SECONDS = 3600.0  # a model of hundreds of gigabytes that is downloaded first
+HEALTH_SECONDS = 20.0
+# The client's headers go on as they are, and no others with them.
+_ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
+_BY_LENGTH = b"content-length"  # that of the body is told anew: an ingress may have cut it
+_ADDED_BY_RAY = (b"date", b"server", b"x-request-id")
+
+
+class Replica:
+    """Mutable: the only owner of its server. Ray makes it in a process of its own and calls its methods."""
+
+    def __init__(self, model: str | None, flags: Texts, drain_seconds: float) -> None:
+        """Returns when the server is ready. Raises ReplicaError."""
+        self._drain_seconds = drain_seconds
+        self._server = ChildServer(model, flags)
+        try:
+            self._server.wait_until_ready(READY_SECONDS)
+        except ReplicaError:
+            self._server.end(0.0)
+            raise
+        self._session: aiohttp.ClientSession | None = None
+
+    async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
+        """Yields the start of the answer and then the rest of its body. Closing it hangs up, which ends what
+        still runs. Raises ReplicaError when the answer breaks off."""
+        headers = [(k, v) for k, v in end_to_end(request.headers) if k.lower() != _BY_LENGTH]
+        try:
+            async with self._open_session().request(
+                request.method,
+                URL(f"http://localhost{request.target}", encoded=True),
+                headers=[(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers],
+                data=request.body or None,
+                skip_auto_headers=_ADDED_BY_AIOHTTP,
+                allow_redirects=False,
+            ) as answer:
+                received = [h for h in end_to_end(answer.raw_headers) if h[0].lower() not in _ADDED_BY_RAY]
+                async with aclosing(coalesced(answer.content.iter_any())) as parts:
+                    yield ResponseStart(answer.status, received, await anext(parts, b""))
+                    async for part in parts:
+                        yield part
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise ReplicaError(f"the answer of a replica broke off: {error}") from None
+
+    async def check_health(self) -> None:
+        """Raises ReplicaError where the server has ended or cannot serve again; Ray then replaces the
+        replica."""
+        self._server.check()
+        seconds = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
+        try:
+            async with self._open_session().get("http://localhost/health", timeout=seconds) as answer:
+                if answer.status != 200:
+                    raise ReplicaError(f"/health has status {answer.status}: {await answer.text()}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ReplicaError(f"/health does not answer: {error!r}") from None
+
+    async def __del__(self) -> None:
+        """Ray calls it once when the replica is to end and nothing runs any more."""
+        if self._session is not None:
+            await self._session.close()
+        await asyncio.to_thread(self._server.end, self._drain_seconds)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """It must be made in the event loop that uses it."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self._server.path, limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
