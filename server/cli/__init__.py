@@ -51,6 +51,7 @@ SERVE_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+FLEET_GROUPS = {"fleet": options.FLEET, **SERVE_GROUPS}
 COMPLETE_GROUPS = {
     "generation": options.GENERATION,
     "model": options.MODEL,
@@ -64,8 +65,13 @@ INSPECT_GROUPS = {
     "scheduling and memory": options.SCHEDULING,
 }
 # Their command lines may be written for another server.
-FLAGS_OF_SERVERS = {"serve": SERVE_GROUPS, "warmup": SERVE_GROUPS, "inspect": INSPECT_GROUPS}
-ALL_GROUPS = (SERVE_GROUPS, COMPLETE_GROUPS, CHAT_GROUPS, INSPECT_GROUPS)
+FLAGS_OF_SERVERS = {
+    "serve": SERVE_GROUPS,
+    "warmup": SERVE_GROUPS,
+    "fleet": FLEET_GROUPS,
+    "inspect": INSPECT_GROUPS,
+}
+ALL_GROUPS = (FLEET_GROUPS, COMPLETE_GROUPS, CHAT_GROUPS, INSPECT_GROUPS)
 MODEL_HELP = (
     "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
     "(HF_TOKEN, HF_ENDPOINT and the Hub's offline cache are respected); "
@@ -106,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = {
         "serve": (_serve, SERVE_GROUPS),
         "warmup": (_warm_up, SERVE_GROUPS),
+        "fleet": (_fleet, FLEET_GROUPS),
         "chat": (_chat, CHAT_GROUPS),
         "inspect": (_inspect, INSPECT_GROUPS),
         "complete": (_complete, COMPLETE_GROUPS),
@@ -181,6 +188,12 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         "with the same options compiles nothing. Needs a GPU of the kind that will serve.", allow_abbrev=False,
     )  # fmt: skip
     warmup_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    fleet_parser = commands.add_parser(
+        "fleet", help="start several servers of one model behind one address, on Ray Serve",
+        description="Starts Ray Serve on this machine, and one `headway serve` a replica. Its other options are those of these servers. "
+        "Needs the extra ray. For several machines see docs/fleet.md.", allow_abbrev=False,
+    )  # fmt: skip
+    fleet_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     chat_parser = commands.add_parser(
         "chat", help="chat in the terminal with a running server", allow_abbrev=False,
         description="Chats with a server that runs, of Headway or another with OpenAI's API. Without a terminal each line of stdin "
@@ -217,6 +230,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     for command, groups in (
         (serve_parser, SERVE_GROUPS),
         (warmup_parser, SERVE_GROUPS),
+        (fleet_parser, FLEET_GROUPS),
         (complete_parser, COMPLETE_GROUPS),
         (chat_parser, CHAT_GROUPS),
         (inspect_parser, INSPECT_GROUPS),
@@ -277,6 +291,21 @@ def _warm_up(settings: Settings) -> int:
     configure_logging(config.log_level, config.log_format)
     _log_what_is_ignored(settings)
     return _command("warmup", "warm_up")(_source(settings, values), _engine_config(values))
+
+
+def _fleet(settings: Settings) -> int:
+    values = settings.read(_options(FLEET_GROUPS))
+    config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
+    configure_logging(config.log_level, config.log_format)
+    _log_what_is_ignored(settings)
+    try:
+        module = importlib.import_module("headway.server.fleet.command")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"headway fleet needs Ray Serve ({error}); install it: pip install 'headway[ray]'"
+        ) from None
+    status: int = module.fleet(settings, config, _source(settings, values))
+    return status
 
 
 def _inspect(settings: Settings) -> int:

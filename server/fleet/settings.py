@@ -18,12 +18,8 @@ Routing = Literal["prefix", "least-loaded", "round-robin"]
 ROUTINGS = get_args(Routing)
 # Where the clients connect is Ray's to say, and one's own file is not a replica's.
 NOT_OF_REPLICAS = {
-    "host": "http_options",
-    "port": "http_options",
-    "unix-socket": "http_options",
-    "tls-cert": "http_options",
-    "tls-key": "http_options",
-    "config": "serve itself",
+    **dict.fromkeys(("host", "port", "unix-socket", "tls-cert", "tls-key"), "http_options of Ray Serve"),
+    "config": "serve, which is one",
 }
 _OPTIONS = {option.flag: option for group in SERVE_GROUPS.values() for option in group}
 
@@ -98,7 +94,7 @@ def _checked(flags: Mapping[str, str | list[str]]) -> Settings:
     values: dict[str, FileValue] = {}
     for flag, text in flags.items():
         if flag in NOT_OF_REPLICAS:
-            raise ConfigError(f"serve: {flag} is not of a replica; say it in {NOT_OF_REPLICAS[flag]}")
+            raise ConfigError(f"serve: {flag} is no flag of a replica; see {NOT_OF_REPLICAS[flag]}")
         if flag not in _OPTIONS:
             raise ConfigError(
                 f"serve: {flag} is not a flag of headway serve; headway serve --help-all lists them"
