@@ -218,6 +218,8 @@ SERVER = [
            "computes or loads is not", "S", is_for_few=True),
     Option("replay", parse_replays, 2, "how many times a request goes on in another engine after its own has ended; one that ends it "
            "once more gets an error", "N", is_for_few=True),
+    Option("fleet-key", parse_key, None, "the key of requests that a fleet continues here; `headway fleet` sets it", "KEY",
+           is_secret=True, is_for_few=True),
 ]  # fmt: skip
 FLEET = [
     Option("replicas", parse_count, 2, "servers that share the requests"),

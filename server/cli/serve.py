@@ -103,7 +103,13 @@ def serve(
         )
         tracing = _open_tracing(config.otlp_endpoint)
         origins = origins_of(listener, config)
-        app = create_app(services, cors_origins=config.cors_origin, trace=tracing, origins=origins)
+        app = create_app(
+            services,
+            cors_origins=config.cors_origin,
+            trace=tracing,
+            origins=origins,
+            fleet_key=config.fleet_key,
+        )
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_run(server, services, config, listener))

@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from headway.server.fleet.child_server import ReplicaError
 from headway.server.fleet.ingress import Proxy, Replicas
+from headway.server.fleet.messages import ReplicaError
 from headway.server.fleet.replica import Replica
 from headway.server.fleet.routing import FleetRouter
 from headway.server.fleet.settings import FleetSettings, read_settings

@@ -15,22 +15,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import yaml
 
-from headway.engine import HeadwayError
 from headway.server.engine.private_folder import SOCKET, private_folder
+from headway.server.fleet.messages import ReplicaError
 
 POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0  # beyond its own time to drain
 _NUM_LINES = 5  # of its log that an error tells
 Texts = Mapping[str, str | Sequence[str]]
-
-
-class ReplicaError(HeadwayError):
-    """The server of a replica cannot be started, or has ended."""
 
 
 class ChildServer:
@@ -61,6 +57,7 @@ class ChildServer:
             with self._process.stdin as stdin:
                 stdin.write(yaml.safe_dump(dict(flags)).encode())
             self._taken = taken.pop_all()
+        self._is_ending = False
         self._last_lines: deque[str] = deque(maxlen=_NUM_LINES)
         self._log = threading.Thread(target=self._copy_log, daemon=True)
         self._log.start()
@@ -96,8 +93,19 @@ class ChildServer:
         except OSError:
             return False
 
+    def watch(self, on_end: Callable[[], object]) -> None:
+        """Calls on_end, in another thread, when it ends before `end` is called."""
+
+        def wait() -> None:
+            self._process.wait()
+            if not self._is_ending:
+                on_end()
+
+        threading.Thread(target=wait, daemon=True).start()
+
     def end(self, drain_seconds: float) -> None:
         """Lets its requests finish in that time. May be called again."""
+        self._is_ending = True
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(drain_seconds + KILL_SECONDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from headway.engine import HeadwayError
+
 Headers = list[tuple[bytes, bytes]]
 
 # Of one connection, not of the message that goes over it (RFC 9110, 7.6.1).
@@ -14,25 +16,48 @@ _HOP_BY_HOP = frozenset((
 ))  # fmt: skip
 
 
+class ReplicaError(HeadwayError):
+    """The server of a replica cannot be started, or has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
     """An HTTP request as the client sent it. target: path and query, percent-encoded. key: what the router
-    finds an owner by; empty where any replica will do."""
+    finds an owner by; empty where any replica will do.
+
+    name, created_unix, told, num_sent: as `Continuation` has them; told by marks, as JSON.
+    """
 
     method: str
     target: str
     headers: Headers
     body: bytes
-    key: bytes = b""
+    key: bytes
+    name: str
+    created_unix: int
+    told: tuple[bytes, ...] = ()
+    num_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer's body. told, num_sent: what it was made of in JSON, and how many parts of a stream
+    there were with it; nothing of an answer that cannot go on elsewhere."""
+
+    body: bytes
+    told: tuple[bytes, ...] = ()
+    num_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStart:
-    """The beginning of an answer. body: what of it came with the headers or right after them."""
+    """The beginning of an answer. first: the part of it that came with the headers or right after them.
+    is_journaled: what breaks off can go on elsewhere."""
 
     status: int
     headers: Headers
-    body: bytes
+    first: Part
+    is_journaled: bool = False
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

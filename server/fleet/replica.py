@@ -3,54 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import aiohttp
 from yarl import URL
 
-from headway.server.fleet.child_server import ChildServer, ReplicaError, Texts
-from headway.server.fleet.messages import ForwardedRequest, ResponseStart, end_to_end
-from headway.server.fleet.stream import coalesced
+from headway.server.base.continuation import JOURNAL
+from headway.server.fleet.child_server import ChildServer, Texts
+from headway.server.fleet.messages import ForwardedRequest, Part, ReplicaError, ResponseStart, end_to_end
+from headway.server.fleet.stream import coalesced, without_marks
+from headway.server.http.continued import HEADER, header_of
 
 READY_SECONDS = 3600.0  # a model of hundreds of gigabytes that is downloaded first
 HEALTH_SECONDS = 20.0
 # The client's headers go on as they are, and no others with them.
 _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
-_BY_LENGTH = b"content-length"  # that of the body is told anew: an ingress may have cut it
+CONTENT_LENGTH = "content-length"  # of the body that is sent: an ingress may have cut it
 _ADDED_BY_RAY = (b"date", b"server", b"x-request-id")
+
+
+def _leave() -> None:
+    os._exit(1)
 
 
 class Replica:
     """Mutable: the only owner of its server. Ray makes it in a process of its own and calls its methods."""
 
-    def __init__(self, model: str | None, flags: Texts, drain_seconds: float) -> None:
-        """Returns when the server is ready. Raises ReplicaError."""
+    def __init__(
+        self,
+        model: str | None,
+        flags: Texts,
+        drain_seconds: float,
+        leave: Callable[[], object] = _leave,
+    ) -> None:
+        """Returns when the server is ready. leave: ends the process when the server has ended; Ray then
+        starts another replica. Raises ReplicaError."""
         self._drain_seconds = drain_seconds
-        self._server = ChildServer(model, flags)
+        self._key = secrets.token_hex()
+        self._server = ChildServer(model, flags, environment={"HEADWAY_FLEET_KEY": self._key})
         try:
             self._server.wait_until_ready(READY_SECONDS)
         except ReplicaError:
             self._server.end(0.0)
             raise
+        self._server.watch(leave)
         self._session: aiohttp.ClientSession | None = None
 
-    async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
+    async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | Part, None]:
         """Yields the start of the answer and then the rest of its body. Closing it hangs up, which ends what
         still runs. Raises ReplicaError when the answer breaks off."""
-        headers = [(k, v) for k, v in end_to_end(request.headers) if k.lower() != _BY_LENGTH]
+        before = b"[" + b",".join(request.told) + b"]" if request.told else b""
+        header = header_of(self._key, request.name, request.created_unix, request.num_sent, len(before))
+        given = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in end_to_end(request.headers)]
+        headers = [pair for pair in given if pair[0].lower() not in (CONTENT_LENGTH, HEADER)]
         try:
             async with self._open_session().request(
                 request.method,
                 URL(f"http://localhost{request.target}", encoded=True),
-                headers=[(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers],
-                data=request.body or None,
+                headers=[*headers, (HEADER, header)],
+                data=before + request.body or None,
                 skip_auto_headers=_ADDED_BY_AIOHTTP,
                 allow_redirects=False,
             ) as answer:
-                received = [h for h in end_to_end(answer.raw_headers) if h[0].lower() not in _ADDED_BY_RAY]
-                async with aclosing(coalesced(answer.content.iter_any())) as parts:
-                    yield ResponseStart(answer.status, received, await anext(parts, b""))
+                is_journaled = JOURNAL in answer.headers
+                left_out = (*_ADDED_BY_RAY, JOURNAL.encode())
+                sent = [h for h in end_to_end(answer.raw_headers) if h[0].lower() not in left_out]
+                async with aclosing(_parts(answer.content.iter_any(), is_journaled)) as parts:
+                    yield ResponseStart(answer.status, sent, await anext(parts, Part(b"")), is_journaled)
                     async for part in parts:
                         yield part
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -84,3 +106,14 @@ class Replica:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+async def _parts(pieces: AsyncIterator[bytes], is_journaled: bool) -> AsyncGenerator[Part, None]:
+    async with aclosing(coalesced(pieces)) as joined:
+        if not is_journaled:
+            async for body in joined:
+                yield Part(body)
+            return
+        async with aclosing(without_marks(joined)) as parts:
+            async for part in parts:
+                yield part
