@@ -60,6 +60,7 @@ def application_of(settings: FleetSettings) -> Application:
     ingress = serve.deployment(
         serve.ingress(proxy)(),
         name="Ingress",
+        num_replicas=settings.ingresses,
         max_ongoing_requests=MAX_ONGOING,
         ray_actor_options={"num_cpus": 1},
         graceful_shutdown_timeout_s=settings.drain_seconds + SHUTDOWN_SECONDS,

@@ -112,15 +112,17 @@ class ChildServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._log.join(KILL_SECONDS)
         self._taken.close()
 
     def _copy_log(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            text = line.decode(errors="replace")
-            sys.stderr.write(text)
-            if text.strip():
-                self._last_lines.append(text.strip())
+        with self._process.stderr as lines:
+            for line in lines:
+                text = line.decode(errors="replace")
+                sys.stderr.write(text)
+                if text.strip():
+                    self._last_lines.append(text.strip())
 
 
 def _environment(flags: Texts) -> dict[str, str]:

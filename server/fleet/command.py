@@ -24,7 +24,6 @@ from headway.server.fleet.settings import FleetSettings, read_settings
 
 NAME = "headway"
 _OPTIONS = {option.flag: option for option in options.FLEET}
-NUM_OTHERS = 2  # processes beside the replicas for which Ray counts a CPU: the ingress, and room for its own
 OBJECT_STORE_BYTES = 256 * 2**20  # for parts of answers above 100 kB, on their way
 OWN_FLAGS = ("host", "port", "config")
 
@@ -40,7 +39,7 @@ def fleet(settings: Settings, config: ServerConfig, source: ModelSource) -> int:
     with leaving_on_signals():
         ray.init(
             address="local",
-            num_cpus=max(os.cpu_count() or 1, wanted.replicas + NUM_OTHERS),
+            num_cpus=max(os.cpu_count() or 1, wanted.replicas + wanted.ingresses),
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             logging_level="error",

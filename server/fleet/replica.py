@@ -14,7 +14,7 @@ from yarl import URL
 from headway.server.base.continuation import JOURNAL
 from headway.server.fleet.child_server import ChildServer, Texts
 from headway.server.fleet.messages import ForwardedRequest, Part, ReplicaError, ResponseStart, end_to_end
-from headway.server.fleet.stream import coalesced, without_marks
+from headway.server.fleet.stream import coalesced, seconds_between, without_marks
 from headway.server.http.continued import HEADER, header_of
 
 READY_SECONDS = 3600.0  # a model of hundreds of gigabytes that is downloaded first
@@ -51,6 +51,7 @@ class Replica:
             raise
         self._server.watch(leave)
         self._session: aiohttp.ClientSession | None = None
+        self._num_open = 0  # answers
 
     async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | Part, None]:
         """Yields the start of the answer and then the rest of its body. Closing it hangs up, which ends what
@@ -71,7 +72,7 @@ class Replica:
                 is_journaled = JOURNAL in answer.headers
                 left_out = (*_ADDED_BY_RAY, JOURNAL.encode())
                 sent = [h for h in end_to_end(answer.raw_headers) if h[0].lower() not in left_out]
-                async with aclosing(_parts(answer.content.iter_any(), is_journaled)) as parts:
+                async with aclosing(self._parts(answer.content.iter_any(), is_journaled)) as parts:
                     yield ResponseStart(answer.status, sent, await anext(parts, Part(b"")), is_journaled)
                     async for part in parts:
                         yield part
@@ -96,6 +97,20 @@ class Replica:
             await self._session.close()
         await asyncio.to_thread(self._server.end, self._drain_seconds)
 
+    async def _parts(self, pieces: AsyncIterator[bytes], is_journaled: bool) -> AsyncGenerator[Part, None]:
+        self._num_open += 1
+        try:
+            async with aclosing(coalesced(pieces, lambda: seconds_between(self._num_open))) as joined:
+                if not is_journaled:
+                    async for body in joined:
+                        yield Part(body)
+                    return
+                async with aclosing(without_marks(joined)) as parts:
+                    async for part in parts:
+                        yield part
+        finally:
+            self._num_open -= 1
+
     def _open_session(self) -> aiohttp.ClientSession:
         """It must be made in the event loop that uses it."""
         if self._session is None:
@@ -106,14 +121,3 @@ class Replica:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
-
-
-async def _parts(pieces: AsyncIterator[bytes], is_journaled: bool) -> AsyncGenerator[Part, None]:
-    async with aclosing(coalesced(pieces)) as joined:
-        if not is_journaled:
-            async for body in joined:
-                yield Part(body)
-            return
-        async with aclosing(without_marks(joined)) as parts:
-            async for part in parts:
-                yield part

@@ -45,6 +45,11 @@ class FleetSettings:
     max_body_bytes: int
     drain_seconds: float
 
+    @property
+    def ingresses(self) -> int:
+        """One keeps up with the streams of two replicas (stream.py)."""
+        return (self.replicas + 1) // 2
+
 
 def read_settings(args: Mapping[str, Any]) -> FleetSettings:
     """Raises ConfigError that names the key at fault."""

@@ -1,18 +1,20 @@
 """A streamed answer on its way to an ingress: its parts put together, and the marks of its journal taken out.
 
-Each part that goes through Ray costs some 0.2 ms, however short it is.
+Each part that goes through Ray costs some 2 ms of processor time, however short it is: about 1 ms in the
+ingress, and 0.5 ms in each of the replica and Ray's proxy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from headway.server.base.continuation import MARK
 from headway.server.fleet.messages import Part
 
-COALESCE_SECONDS = 0.015
+COALESCE_SECONDS = 0.015  # between the parts of a stream
+MAX_PARTS_PER_SECOND = 500  # of all streams of a replica: two of them keep one ingress busy
 MAX_BUFFERED_BYTES = 2**20  # beyond that nothing is read until the reader has caught up
 # No line of an event begins like that: JSON has no line breaks.
 _MARK = re.compile(b"^" + re.escape(MARK) + rb"(\d+) (.*)\n\n", re.MULTILINE)
@@ -33,11 +35,14 @@ async def without_marks(parts: AsyncIterator[bytes]) -> AsyncGenerator[Part, Non
         yield Part(rest, (), 0)  # the end without anything to go on with
 
 
-async def coalesced(
-    parts: AsyncIterator[bytes], seconds: float = COALESCE_SECONDS
-) -> AsyncGenerator[bytes, None]:
-    """Yields the first part at once, and then at most every `seconds` all that has come. Raises as `parts`
-    does, after what came before."""
+def seconds_between(num_streams: int) -> float:
+    """Returns how long a stream waits between two parts where there are so many."""
+    return max(COALESCE_SECONDS, num_streams / MAX_PARTS_PER_SECOND)
+
+
+async def coalesced(parts: AsyncIterator[bytes], seconds: Callable[[], float]) -> AsyncGenerator[bytes, None]:
+    """Yields the first part at once, and then all that has come in the seconds since. Raises as `parts` does,
+    after what came before."""
     buffer = bytearray()
     has_news, has_room = asyncio.Event(), asyncio.Event()
     has_room.set()
@@ -66,7 +71,7 @@ async def coalesced(
                     break
                 has_news.set()
                 continue
-            await asyncio.wait([reading], timeout=seconds)
+            await asyncio.wait([reading], timeout=seconds())
         reading.result()
     finally:
         reading.cancel()

@@ -35,6 +35,7 @@ from headway.server.cli.options import Option, parse_size
 from headway.server.cli.serve import DrainingServer
 from headway.server.cli.settings import Settings
 from headway.server.engine.client import EngineStatus
+from headway.server.fleet.settings import FleetSettings
 from headway.server.requests.services import Services
 
 
@@ -189,7 +190,7 @@ def test_a_depth_above_the_most_is_refused(served: list[Served], capsys: pytest.
 
 ALL_OPTIONS = [
     o
-    for groups in (cli.SERVE_GROUPS, cli.COMPLETE_GROUPS, cli.CHAT_GROUPS, cli.INSPECT_GROUPS)
+    for groups in (cli.FLEET_GROUPS, cli.COMPLETE_GROUPS, cli.CHAT_GROUPS, cli.INSPECT_GROUPS)
     for group in groups.values()
     for o in group
 ]
@@ -197,7 +198,7 @@ ALL_OPTIONS = [
 
 @pytest.mark.parametrize("option", ALL_OPTIONS, ids=lambda option: option.flag)
 def test_every_option_has_a_field_and_help(option: Option) -> None:
-    configs = (ServerConfig, ModelSource, CompleteConfig, ChatConfig, InspectConfig)
+    configs = (ServerConfig, ModelSource, CompleteConfig, ChatConfig, InspectConfig, FleetSettings)
     fields = {f for config in configs for f in config.__dataclass_fields__}
     fields |= {field.name for field in msgspec.structs.fields(EngineConfig)}
     fields.add("max_depth")  # becomes the field depth, with chooses_depth
@@ -245,7 +246,7 @@ def test_help_shows_the_flags_that_many_need_and_help_all_every_one(
     assert len(shown) <= 36
 
 
-@pytest.mark.parametrize("command", ["warmup", "inspect", "complete"])
+@pytest.mark.parametrize("command", ["warmup", "fleet", "inspect", "complete"])
 def test_other_commands_with_flags_for_few_have_both(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
