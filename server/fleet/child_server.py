@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -25,7 +24,6 @@ from headway.server.fleet.messages import ReplicaError
 
 POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0  # beyond its own time to drain
-_NUM_LINES = 5  # of its log that an error tells
 Texts = Mapping[str, str | Sequence[str]]
 
 
@@ -58,7 +56,7 @@ class ChildServer:
                 stdin.write(yaml.safe_dump(dict(flags)).encode())
             self._taken = taken.pop_all()
         self._is_ending = False
-        self._last_lines: deque[str] = deque(maxlen=_NUM_LINES)
+        self._last_line = "its log is empty"
         self._log = threading.Thread(target=self._copy_log, daemon=True)
         self._log.start()
 
@@ -71,8 +69,7 @@ class ChildServer:
         status = self._process.poll()
         if status is not None:
             self._log.join(POLL_SECONDS)
-            told = " | ".join(self._last_lines) or "it has logged nothing"
-            raise ReplicaError(f"headway serve has ended with status {status}: {told}")
+            raise ReplicaError(f"headway serve has ended with status {status}: {self._last_line}")
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raises ReplicaError if it ends or the time is over."""
@@ -122,7 +119,7 @@ class ChildServer:
                 text = line.decode(errors="replace")
                 sys.stderr.write(text)
                 if text.strip():
-                    self._last_lines.append(text.strip())
+                    self._last_line = text.strip()
 
 
 def _environment(flags: Texts) -> dict[str, str]:

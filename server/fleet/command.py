@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,8 @@ from headway.server.cli.hub import model_folder
 from headway.server.cli.listening import listen
 from headway.server.cli.serve import leaving_on_signals
 from headway.server.cli.settings import Settings
-from headway.server.fleet.application import application_of
+from headway.server.fleet.application import REPLICA, application_of
+from headway.server.fleet.messages import ReplicaError
 from headway.server.fleet.settings import FleetSettings, read_settings
 
 NAME = "headway"
@@ -88,13 +90,21 @@ def _gpus_of_each(asked: int | None, wanted: FleetSettings) -> int:
     return gpus
 
 
+def _why() -> str:
+    """Returns what a replica's server said last; empty where there is no such thing."""
+    application = serve.status().applications.get(NAME)
+    told = "" if application is None else application.deployments[REPLICA].message
+    found = re.findall(rf"{ReplicaError.__name__}: (.+)", told)
+    return found[-1] if found else ""
+
+
 def _run(wanted: FleetSettings, host: str, port: int) -> None:
     """Raises HeadwayError where the replicas do not start."""
     serve.start(http_options={"host": host, "port": port})
     try:
         serve.run(application_of(wanted), name=NAME, route_prefix="/")
     except RuntimeError as error:
-        raise HeadwayError(f"the fleet does not start: {error}") from None
+        raise HeadwayError(f"the fleet does not start: {_why() or error}") from None
     where = f"{wanted.gpus} GPU each" if wanted.gpus else "on the CPU"
     show(f"\nHeadway fleet: {wanted.replicas} servers, {where}, at http://{host}:{port}\n")
     while True:
