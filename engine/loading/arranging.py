@@ -119,7 +119,7 @@ def arranged(stored: Mapping[str, Reader], names: WeightNames) -> dict[str, Read
     for end, parts in () if names.experts is None else names.experts.parts.items():
         first = parts[0].format(0)
         for start in [name.removesuffix(first) for name in stored if name.endswith(first)]:
-            experts = _names_of_experts(start + end, names)
+            experts = names_of_experts(start + end, names)
             if all(name in stored for own in experts for name in own):
                 readers = [{name: stored[name] for name in own} for own in experts]
                 for own in readers:
@@ -140,7 +140,7 @@ def missing_of(name: str, stored: Mapping[str, Reader], names: WeightNames) -> l
     for end, groups in names.regrouped.items():
         if name.endswith(end):
             return [name.removesuffix(end) + groups.source]
-    parts = [part for own in _names_of_experts(name, names) for part in own]
+    parts = [part for own in names_of_experts(name, names) for part in own]
     lacking = [part for part in parts if part not in stored]
     return lacking if len(lacking) < len(parts) else [name]
 
@@ -150,11 +150,11 @@ def stored_twice(wanted: Iterable[str], stored: Mapping[str, Reader], names: Wei
     return [
         name
         for name in wanted
-        if name in stored and any(part in stored for own in _names_of_experts(name, names) for part in own)
+        if name in stored and any(part in stored for own in names_of_experts(name, names) for part in own)
     ]
 
 
-def _names_of_experts(name: str, names: WeightNames) -> list[list[str]]:
+def names_of_experts(name: str, names: WeightNames) -> list[list[str]]:
     """Returns by expert the names of the tensors that a packed one stands for; none for other tensors."""
     if names.experts is None:
         return []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from headway.engine.loading.arranging import names_of_experts
 from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
 from headway.engine.loading.formats import (
     FORMATS,
@@ -27,8 +29,7 @@ from headway.engine.loading.formats import (
     scheme_of,
 )
 from headway.engine.loading.headers import EMBEDDING, Checkpoint, checked_outline, open_checkpoint
-from headway.engine.loading.quantizing import linear_weights
-from headway.engine.models.experts import num_experts_of
+from headway.engine.loading.quantizing import linear_weights, stacked_weights
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
@@ -70,10 +71,6 @@ def quantize_folder(
         raise ModelError(
             f"{source} is quantized already ({spec.quantization.method}); take the model's unquantized checkpoint"
         )
-    if num_experts_of(spec) > 0:
-        raise ModelError(
-            f"{source} has experts, whose weights are not quantised here; take a quantized checkpoint of the model"
-        )
     if target.is_dir() and any(_is_of_a_model(file) for file in target.iterdir()):
         raise ModelError(f"{target} holds a model already, or a part of one; name another folder")
     if with_lm_head and spec.tied:
@@ -91,6 +88,12 @@ def quantize_folder(
             for path, shape in linear_weights(models).items()
             if own.fits(shape) and is_quantized_path(path, with_lm_head=with_lm_head)
         }
+        experts = {
+            name: names_of_experts(name, found.names)
+            for path, shape in stacked_weights(models).items()
+            if own.fits(shape[1:]) and (name := found.names.of(path))
+        }
+        wanted |= {part for parts in experts.values() for own_parts in parts for part in own_parts}
         if not wanted:
             raise ModelError(
                 f"no weight of {source} has inputs in whole groups of {GROUP}; take another --format"
@@ -98,6 +101,13 @@ def quantize_folder(
         target.mkdir(parents=True, exist_ok=True)
 
         def parts_of(name: str, tensor: torch.Tensor) -> Parts:
+            if name in experts:
+                # Packs have experts one by one.
+                pairs = zip(experts[name], tensor, strict=True)
+                single = (
+                    zip(own_parts, rows.chunk(len(own_parts)), strict=True) for own_parts, rows in pairs
+                )
+                return dict(ChainMap(*(parts_of(*part) for parts in single for part in parts)))
             if name not in wanted:
                 return {name: tensor}
             layer = name.removesuffix("weight")
