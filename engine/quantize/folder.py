@@ -38,6 +38,9 @@ from headway.engine.protocol.errors import ModelError
 
 SHARD_BYTES = 4 << 30
 
+# Of other programs, in folders beside the files: templates are copied, these are not.
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.gguf", "*.onnx")
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -121,7 +124,11 @@ def quantize_folder(
         kept = _kept(found, wanted)
     config = content | {"quantization_config": scheme_of(own, kept)}
     for file in source.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json"):
+        if file.is_dir() and not file.name.startswith("."):
+            shutil.copytree(file, target / file.name, ignore=shutil.ignore_patterns(*OTHER_WEIGHTS))
+        elif (
+            file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json")
+        ):
             shutil.copyfile(file, target / file.name)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return Written(len(wanted), before, after, kept)

@@ -213,3 +213,14 @@ def test_nothing_is_written_into_a_part_of_a_model_or_without_a_weight(
     assert main([str(source), str(target), "--format", form]) == 1
     assert said in capsys.readouterr().err
     assert not (target / "config.json").exists()
+
+
+def test_folders_of_templates_are_copied_and_weights_in_folders_are_not(tmp_path: Path) -> None:
+    source = random_mimo(tmp_path / "source", torch_dtype="bfloat16", **WIDE)
+    for path in ("templates/tools.jinja", "original/consolidated.pth", ".cache/lock"):
+        (source / path).parent.mkdir()
+        (source / path).write_text("{}")
+    assert main([str(source), str(tmp_path / "own"), "--format", "fp8"]) == 0
+    assert (tmp_path / "own/templates/tools.jinja").read_text() == "{}"
+    assert not (tmp_path / "own/original/consolidated.pth").exists()
+    assert not (tmp_path / "own/.cache").exists()
