@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ import httpx
 import pytest
 import yaml
 from headway_testing.daemon import KV_CACHE, START_SECONDS, Server, headway_command, start_server, stop_server
+from headway_testing.killing import Killing, ask, mixed_requests
 
 pytestmark = [
     pytest.mark.fleet,
@@ -30,6 +32,7 @@ pytestmark = [
 ]
 FLAGS = ("--threads", "1", "--depth", "3", *KV_CACHE)
 NUM_REPLICAS = 2
+VOCAB_SIZE = 4096
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -269,6 +272,21 @@ def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str)
         os.kill(victim, signal.SIGKILL)
         assert [future.result() for future in asked] == wanted
     fleet.wait_for_replicas(without=server if what != "engine" else 0)
+
+
+async def test_random_requests_are_the_same_while_servers_are_killed(fleet: Fleet) -> None:
+    """Of all endpoints with any fields, every second one streamed."""
+    requests, killing = mixed_requests(11, 24, VOCAB_SIZE), Killing()
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=300) as client:
+        wanted = await asyncio.gather(*(ask(client, request, killing) for request in requests))
+        for _ in range(2):
+            asked = [asyncio.create_task(ask(client, request, killing)) for request in requests]
+            await asyncio.sleep(1.5)
+            killed = fleet.servers()[0]
+            os.kill(killed, signal.SIGKILL)
+            got = await asyncio.gather(*asked)
+            assert [(i, found) for i, found in enumerate(got) if found != wanted[i]] == []
+            await asyncio.to_thread(fleet.wait_for_replicas, without=killed)
 
 
 CONFIGURATION = {
