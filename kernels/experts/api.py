@@ -37,13 +37,13 @@ def tokens_of_each_kernel(
 ) -> list[int]:
     """Returns numbers of tokens, up to that one, that take every kernel which the number of tokens
     chooses."""
+    if not takes_triton(x):
+        return []
     fewest: dict[object, int] = {}
-    tokens = 1
-    while takes_triton(x) and tokens <= most_tokens:
+    for tokens in range(1, most_tokens + 1):
         rows, num_blocks, chunk = sizes_of_blocks(tokens, num_slots, weights.gate_up.shape[0])
         tiles = (
             tile_of(rows, num_blocks, weight, x, is_gated=weight is weights.gate_up) for weight in weights
         )
         fewest.setdefault((rows, chunk, *tiles), tokens)
-        tokens += 1 if tokens < 2 * num_slots else tokens // 8
     return list(fewest.values())

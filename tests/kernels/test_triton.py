@@ -47,6 +47,8 @@ CHEAP = (
     "rope_append",
     "gated_mul",
     "sigmoid_mul",
+    "choose_experts",
+    "sum_experts",
 )
 # The others, in few groups, for each imports PyTorch anew, and the tests of them that the plain suite runs.
 DEAR = {
@@ -67,6 +69,10 @@ DEAR = {
         "delta_windows": ("test_only_named_rows_change_and_states_only_by_what_has_stayed",),
         "delta_chunks": ("test_generated_tokens_have_the_bits_of_rounds",),
         "batch_invariant_linear": ("test_rows_of_a_wider_tensor",),
+        "expert_linear": (
+            "test_blocks_have_every_pair_once_and_one_expert_each",
+            "test_every_number_of_tokens_has_its_kernel_compiled",
+        ),
         "screened_linear": ("test_where_nothing_is_sure_the_greatest_few_are_exact",),
         "qkv_rope_append": ("test_queries_turn_and_the_named_slots_change",),
     },

@@ -7,8 +7,16 @@ import pytest
 import torch
 from headway_testing.products import ACTIVATIONS
 
-from headway.kernels import ExpertMatrix, GateActivation, expanded_expert, expert_linear, pack_expert
-from headway.kernels.experts._pair_blocks import arrange_pairs
+from headway.kernels import (
+    ExpertMatrix,
+    ExpertWeights,
+    GateActivation,
+    expanded_expert,
+    expert_linear,
+    pack_expert,
+    tokens_of_each_kernel,
+)
+from headway.kernels.experts._pair_blocks import arrange_pairs, sizes_of_blocks
 
 FORMATS = ("dense", "float8", "int4", "int4 with zeros")
 
@@ -146,3 +154,22 @@ def test_blocks_have_every_pair_once_and_one_expert_each(
             assert {flat[pair] for pair in order[start:end]} == {expert}
             seen += order[start:end]
     assert sorted(seen) == [pair for pair, expert in enumerate(flat) if expert >= 0]
+
+
+@pytest.mark.parametrize(("experts", "slots"), [(8, 1), (8, 2), (3, 3), (257, 9), (513, 11)])
+def test_every_number_of_tokens_has_its_kernel_compiled(
+    experts: int, slots: int, device: torch.device, is_interpreted: bool
+) -> None:
+    """256 experts and a shared one: 456 to 485 tokens have blocks of 16 pairs, sorted 8192 at a time."""
+    if device.type == "cpu" and not is_interpreted:
+        pytest.skip("numbers of tokens choose kernels alone")
+    shape = torch.empty(experts, 64, 32, device=device)
+    weights = ExpertWeights(ExpertMatrix(shape), ExpertMatrix(shape.mT))
+    found = tokens_of_each_kernel(torch.zeros(1, 32, device=device), weights, slots, 1000)
+
+    def sorting(tokens: int) -> tuple[int, int]:
+        sizes = sizes_of_blocks(tokens, slots, experts)
+        return sizes.rows, sizes.chunk
+
+    assert max(found) <= 1000
+    assert set(map(sorting, found)) == {sorting(tokens) for tokens in range(1, 1001)}
