@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -32,8 +32,9 @@ from headway.server.cli.environment import (
     warnings_of_unknown,
     without_services,
 )
-from headway.server.cli.foreign_flags import UsageError, own_arguments
+from headway.server.cli.foreign_flags import UsageError, own_arguments, refusal, refuse_unknown_command
 from headway.server.cli.options import Option, Value, add_options, parse_switch
+from headway.server.cli.redaction import shortened
 from headway.server.cli.settings import Settings
 from headway.server.engine.child import EngineChild
 from headway.server.engine.inspector import EngineInspector
@@ -64,6 +65,7 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+NAMES = ("serve", "chat", "complete", "inspect", "warmup", "quantize", "bench")
 # Their command lines may be written for another server.
 FLAGS_OF_SERVERS = {
     "serve": SERVE_GROUPS,
@@ -106,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
     if given[:1] == ["quantize"]:
         return _quantize(given[1:])
-    arguments = _parser(shows_all="--help-all" in given).parse_args(
+    arguments, unknown = _parser(shows_all="--help-all" in given).parse_known_args(
         given, argparse.Namespace(remarks=remarks)
     )
     runs = {
@@ -118,6 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "complete": (_complete, COMPLETE_GROUPS),
     }
     run_command, groups = runs.get(arguments.command, (_bench, {}))
+    if unknown:
+        known = ["--model", *(f"--{option.flag}" for option in _options(groups))]
+        _end_with_usage(arguments.command, _told_of_unknown(unknown[0], known))
     settings = Settings(arguments, _environment())
     try:
         if arguments.command in FLAGS_OF_SERVERS:
@@ -154,6 +159,10 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
     program where it, or the environment, cannot be taken."""
     command = argv[0] if argv else ""
+    try:
+        refuse_unknown_command(command, NAMES)
+    except UsageError as error:
+        _end_with_usage("", str(error))
     if command not in FLAGS_OF_SERVERS:
         return argv, []
     known = _options(FLAGS_OF_SERVERS[command])
@@ -162,12 +171,26 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
         refuse_removed(os.environ)
         own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False, "--help-all": False})
     except UsageError as error:
-        print(
-            f"usage: headway {command} [MODEL] [--FLAG VALUE ...]\nheadway {command}: error: {error}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        _end_with_usage(command, str(error))
     return [command, *own], remarks
+
+
+def _told_of_unknown(argument: str, known: Sequence[str]) -> str:
+    """Returns what is wrong with an argument that a command does not have, without its value."""
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return f"there is no argument {shortened(argument)!r}; put quotes around values with spaces"
+    return refusal(flag, flag.lstrip("-").replace("_", "-"), known)
+
+
+def _end_with_usage(command: str, error: str) -> NoReturn:
+    program = f"headway {command}".strip()
+    usage = {"": "COMMAND", "complete": "PROMPT", "chat": ""}.get(command, "[MODEL]")
+    print(
+        f"usage: {program} {usage}".rstrip() + f" [--FLAG VALUE ...]\n{program}: error: {error}",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 
 def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:

@@ -166,7 +166,8 @@ class DrainingServer(uvicorn.Server):
                 ssl_keyfile=config.tls_key,
                 log_config=None,
                 access_log=False,  # requests/access.py tells more
-                log_level=config.log_level,
+                # At info it tells of its start and end, which the banner and the engine's lines do.
+                log_level="warning" if config.log_level == "info" else config.log_level,
                 lifespan="off",
                 timeout_keep_alive=KEPT_SECONDS,
                 timeout_graceful_shutdown=int(config.drain_seconds + GRACE_SECONDS),
