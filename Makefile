@@ -17,8 +17,21 @@ $(BIN)/pip:
 	@PY=$(PY) tests/install_tools.sh venv
 	$(PY) -m venv $(VENV)
 
+# On Linux PyPI's torch is the CUDA build, some 3 GB. Without an NVIDIA GPU the CPU's, of 200 MB, comes first, unless pip was
+# told of an index. Where it cannot be had PyPI's does as well.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+define install_torch
+@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL$$PIP_NO_INDEX" ] \
+    && ! $(BIN)/pip config list | grep -Eq "index-url|no-index"; then \
+  echo "no NVIDIA GPU: installing the CPU build of torch"; \
+  $(BIN)/pip install --retries 1 --timeout 15 --index-url $(CPU_INDEX) -c constraints.txt torch \
+    || echo "$(CPU_INDEX) has none for this machine or cannot be reached: installing PyPI's"; \
+fi
+endef
+
 $(VENV)/.ready-serve: pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(install_torch)
+	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
@@ -26,7 +39,8 @@ $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@ $(VENV)/.ready-serve $(VENV)/.ready-chat
 
 $(VENV)/.ready-chat: pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install -q -c constraints.txt -e '.[chat]'
+	$(install_torch)
+	$(BIN)/pip install -c constraints.txt -e '.[chat]'
 	@touch $@ $(VENV)/.ready-serve
 
 $(VENV)/.ready-fleet: $(VENV)/.ready-test
