@@ -32,7 +32,7 @@ INSTEAD = {
     "num-gpu-blocks-override": "--kv-cache-memory, a size", "page-size": "--block-size",
     "max-num-batched-tokens": "--prefill-chunk", "chunked-prefill-size": "--prefill-chunk", "max-prefill-tokens": "--prefill-chunk",
     "batch-size": "--prefill-chunk", "ubatch-size": "--prefill-chunk", "b": "--prefill-chunk", "ub": "--prefill-chunk",
-    "no-enable-prefix-caching": "--no-prefix-caching", "disable-radix-cache": "--no-prefix-caching",
+    "no-enable-prefix-caching": "--no-prefix-caching", "disable-radix-cache": "--no-prefix-caching", "no-cache-prompt": "--no-prefix-caching",
     "speculative-config": "--drafter and --depth", "speculative-model": "--drafter", "speculative-algorithm": "--drafter",
     "speculative-algo": "--drafter", "num-speculative-tokens": "--depth", "speculative-num-steps": "--depth",
     "speculative-num-draft-tokens": "--depth", "draft-max": "--max-depth", "draft": "--max-depth", "draft-n": "--max-depth",

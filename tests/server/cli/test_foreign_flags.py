@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,20 @@ def test_what_no_command_has_is_refused_with_the_nearest_name(
     assert left.value.code == 2
     assert told in error
     assert KEY not in error
+
+
+def test_the_page_says_of_other_servers_flags_what_the_command_says() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/from_other_servers.md").read_text()
+    table = page.partition("| vLLM | SGLang | llama-server | Headway |\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
+    assert len(rows) > 10
+    for *theirs, ours in rows:
+        told = set(re.findall(r"`(--[a-z-]+)`", ours)) or {"one server", "adapters"}
+        for flag in re.findall(r"`(--?[a-z-]+)`", " ".join(theirs)):
+            name = flag.lstrip("-")
+            if name not in foreign_flags.HARMLESS and flag not in told:
+                error = foreign_flags.refusal(flag, name, OURS)
+                assert any(one in error for one in told) or "config.json" in error, error
 
 
 def test_what_is_to_be_used_exists_and_no_flag_is_in_two_tables() -> None:
