@@ -1,6 +1,7 @@
 // The chat: sends the conversation, shows the answer while it streams, and lets people stop, repeat and change it.
 import { Announcer } from "./announcer.js";
 import { Answer } from "./answer.js";
+import { ChatList } from "./chat_list.js";
 import { ChatSettings } from "./chat_settings.js";
 import { showLegend } from "./coloured_text.js";
 import { Conversation } from "./conversation.js";
@@ -14,6 +15,15 @@ export class Chat {
     this.conversation = new Conversation();
     this.settings = new ChatSettings();
     this.announcer = new Announcer($("chat-said"));
+    this.list = new ChatList({
+      currentId: () => this.conversation.id,
+      onOpen: (id) => {
+        this.#save();
+        this.#open(id);
+      },
+      onRename: (id, name) => id === this.conversation.id && (this.conversation.name = name),
+      onDelete: (id) => id === this.conversation.id && this.#open(null),
+    });
     this.model = "";
     this.depth = null;
     this.stopping = null; // while an answer streams
@@ -52,12 +62,15 @@ export class Chat {
       this.stopping?.abort();
       input.focus();
     });
-    $("chat-new").addEventListener("click", () => this.#clear());
+    $("chat-new").addEventListener("click", () => {
+      this.#save();
+      this.#open(null);
+    });
     for (const button of document.querySelectorAll("#chat-empty button")) {
       button.addEventListener("click", () => this.#send(button.textContent));
     }
     $("chat-colours").addEventListener("change", () => this.#showState());
-    addEventListener("pagehide", () => this.conversation.save());
+    addEventListener("pagehide", () => this.#save());
   }
 
   // --- what people do ---
@@ -91,15 +104,22 @@ export class Chat {
     this.#ask(() => calls.forEach(({ id, name }, i) => this.#add({ role: "tool", callId: id, name, content: contents[i] })));
   }
 
-  #clear() {
+  // Shows a kept chat, or a new one for null. An answer that streams is stopped.
+  #open(id) {
     this.stopping?.abort();
     this.stopping = null;
-    this.conversation.clear();
-    this.conversation.save();
+    this.conversation.open(id);
+    this.#warn("");
     $("messages").replaceChildren();
+    this.conversation.messages.forEach((message) => this.#append(message));
     this.#showState();
-    this.announcer.say("A new chat has begun.");
+    $("chat-scroll").scrollTop = $("chat-scroll").scrollHeight;
+    this.announcer.say(id === null ? "A new chat has begun." : "The chat is open.");
     $("chat-input").focus();
+  }
+
+  #save() {
+    if (!this.conversation.save()) this.#warn("This browser's storage is full: this chat is lost when you leave the page. Export or delete others.");
   }
 
   // --- the answer ---
@@ -153,7 +173,8 @@ export class Chat {
   #end(message) {
     this.#keepingEnd(() => this.view.show());
     this.#showState();
-    this.conversation.save();
+    this.#save();
+    if (!$("chat-list").hidden) this.list.show();
     this.announcer.end(spoken(message));
   }
 

@@ -1,6 +1,7 @@
-// One message each, as an item of the list of messages. Texts of models and people are set as text, never as markup.
+// One message each, as an item of the list of messages. Answers are Markdown; all other texts of models and people are set as text.
 import { ColouredText } from "./coloured_text.js";
 import { copy } from "./copy.js";
+import { loadMarkdown, MarkdownText } from "./markdown.js";
 import { duration, number } from "./numbers.js";
 
 const COPIED_MILLISECONDS = 2000;
@@ -75,7 +76,8 @@ export class AnswerView extends MessageView {
     super("answer-template", message);
     this.find("h3").textContent = message.model;
     this.reasoning = new ColouredText(this.find(".thinking .text"));
-    this.content = new ColouredText(this.find(".content"));
+    this.content = new MarkdownText(this.find(".content"));
+    loadMarkdown().then(() => this.content.show(this.message.contentRuns), () => {});
     this.find(".regenerate").addEventListener("click", onRegenerate);
     this.find("form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -89,10 +91,16 @@ export class AnswerView extends MessageView {
     this.show();
   }
 
-  // The message has grown, or ended.
+  // The message has grown, or ended. While it grows, four fifths of the time are left for other things than showing it.
   show() {
     const { message } = this;
     const isRunning = message.ending === null;
+    const began = performance.now();
+    clearTimeout(this.timer);
+    if (isRunning && began < this.due) {
+      this.timer = setTimeout(() => this.show(), this.due - began);
+      return;
+    }
     this.element.toggleAttribute("data-running", isRunning);
     this.reasoning.show(message.reasoningRuns);
     this.content.show(message.contentRuns);
@@ -104,6 +112,7 @@ export class AnswerView extends MessageView {
     this.find(".copy").hidden = !this.copied;
     this.find(".facts").textContent = isRunning ? "" : facts(message);
     this.find(".error").textContent = message.error;
+    this.due = performance.now() + 4 * (performance.now() - began);
   }
 
   #addCall(call) {
