@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import signal
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import ray
@@ -20,7 +21,7 @@ from headway.server.cli.hub import model_folder
 from headway.server.cli.listening import listen
 from headway.server.cli.serve import leaving_on_signals
 from headway.server.cli.settings import Settings
-from headway.server.fleet.application import REPLICA, application_of
+from headway.server.fleet.application import REPLICA, SHUTDOWN_SECONDS, application_of
 from headway.server.fleet.messages import ReplicaError
 from headway.server.fleet.settings import FleetSettings, read_settings
 
@@ -107,5 +108,17 @@ def _run(wanted: FleetSettings, host: str, port: int) -> None:
         raise HeadwayError(f"the fleet does not start: {_why() or error}") from None
     where = f"{wanted.gpus} GPU each" if wanted.gpus else "on the CPU"
     show(f"\nHeadway fleet: {wanted.replicas} servers, {where}, at http://{host}:{port}\n")
-    while True:
-        signal.pause()
+    try:
+        while True:
+            signal.pause()
+    finally:
+        _drain(wanted.drain_seconds + SHUTDOWN_SECONDS)
+
+
+def _drain(seconds: float) -> None:
+    """Lets requests finish in that time. `serve.delete` waits for 60 s at most, `serve.shutdown` for 30."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(TimeoutError):
+            serve.delete(NAME)
+            return

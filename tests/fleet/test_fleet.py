@@ -243,6 +243,16 @@ def test_forty_seeded_requests_get_the_texts_of_one_server(fleet: Fleet, single:
     assert len(set(got)) > 30
 
 
+@pytest.mark.parametrize("topic", ["hash tables", "binary trees", "iterators"])
+def test_requests_that_begin_alike_find_their_beginning_in_a_cache(fleet: Fleet, topic: str) -> None:
+    """Of one server alone: in turn, the second would find nothing."""
+    prompt = f"# A module about {topic}.\n" * 30
+    for number in range(5):
+        body = {"prompt": f"{prompt}{number}", "max_tokens": 1}
+        usage = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60).json()["usage"]
+        assert (usage["prompt_tokens_details"]["cached_tokens"] > 100) == (number > 0)
+
+
 def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
     def running() -> int:
         return sum(load["num_requests"] for load in map(load_of, fleet.servers()))
@@ -287,6 +297,17 @@ async def test_random_requests_are_the_same_while_servers_are_killed(fleet: Flee
             got = await asyncio.gather(*asked)
             assert [(i, found) for i, found in enumerate(got) if found != wanted[i]] == []
             await asyncio.to_thread(fleet.wait_for_replicas, without=killed)
+
+
+def test_a_signal_lets_streams_finish_and_leaves_no_process(fleet: Fleet, single: Server) -> None:
+    """It is the last test of this fleet."""
+    with ThreadPoolExecutor(8) as pool:
+        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(8)))
+        asked = [pool.submit(completion, fleet.url, i, stream=True, **LASTING) for i in range(8)]
+        time.sleep(3.0)
+        assert not any(future.done() for future in asked)
+        assert end(fleet) == 0
+        assert [future.result() for future in asked] == wanted
 
 
 CONFIGURATION = {
