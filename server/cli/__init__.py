@@ -65,7 +65,7 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
-NAMES = ("serve", "chat", "complete", "inspect", "warmup", "quantize", "bench")
+NAMES = ("serve", "chat", "complete", "inspect", "warmup", "fleet", "quantize", "bench")
 # Their command lines may be written for another server.
 FLAGS_OF_SERVERS = {
     "serve": SERVE_GROUPS,
