@@ -246,7 +246,7 @@ def test_forty_seeded_requests_get_the_texts_of_one_server(fleet: Fleet, single:
 @pytest.mark.parametrize("topic", ["hash tables", "binary trees", "iterators"])
 def test_requests_that_begin_alike_find_their_beginning_in_a_cache(fleet: Fleet, topic: str) -> None:
     """Of one server alone: in turn, the second would find nothing."""
-    prompt = f"# A module about {topic}.\n" * 30
+    prompt = f"# A module about {topic}.\n" * 50
     for number in range(5):
         body = {"prompt": f"{prompt}{number}", "max_tokens": 1}
         usage = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60).json()["usage"]
