@@ -68,8 +68,9 @@ def _wanted(settings: Settings, source: ModelSource) -> FleetSettings:
         for flag, (option, texts) in given.items()
         if texts is not None
     }
-    args = {"model": source.name, "replicas": _number(settings, "replicas"), "gpus": 0, "serve": flags}
-    return read_settings({**args, "routing": settings.value(_OPTIONS["routing"])})
+    args = {"model": source.name, "replicas": _number(settings, "replicas"), "serve": flags}
+    gpus, routing = _number(settings, "gpus") or 0, settings.value(_OPTIONS["routing"])
+    return read_settings({**args, "gpus": gpus, "routing": routing})
 
 
 def _number(settings: Settings, flag: str) -> int | None:

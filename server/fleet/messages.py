@@ -9,9 +9,9 @@ from headway.engine import HeadwayError
 
 Headers = list[tuple[bytes, bytes]]
 
-# Of one connection, not of the message that goes over it (RFC 9110, 7.6.1).
+# Of one connection, not of the message that goes over it (RFC 9110, 7.6.1 and 10.1.1).
 _HOP_BY_HOP = frozenset((
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+    b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
 ))  # fmt: skip
 
