@@ -1,7 +1,8 @@
 """The ingress: HTTP requests as they come, forwarded to replicas; answers as they come, forwarded to clients.
 
 A stream whose replica ends goes on in another one. Any other answer begins anew, as long as the client has
-nothing of it: whatever is drawn for it is the same. Knows no Ray: it is given the function that sends a request to a replica.
+nothing of it: whatever is drawn for it is the same. Knows no Ray: it is given the function that sends a
+request to a replica.
 """
 
 from __future__ import annotations
