@@ -100,6 +100,11 @@ export class Chat {
     this.#ask(() => this.#cutBefore(message));
   }
 
+  // Lets the model go on with an answer that was cut off.
+  #continue(message) {
+    this.#ask(() => {}, message);
+  }
+
   #sendResults(calls, contents) {
     this.#ask(() => calls.forEach(({ id, name }, i) => this.#add({ role: "tool", callId: id, name, content: contents[i] })));
   }
@@ -123,8 +128,9 @@ export class Chat {
   }
 
   // --- the answer ---
-  // change: brings the conversation to where an answer is wanted; it is left as it was where a setting is wrong.
-  async #ask(change) {
+  // change: brings the conversation to where an answer is wanted; it is left as it was where a setting is wrong. cut: an answer that
+  // is to be gone on with; null for a new one.
+  async #ask(change, cut = null) {
     const fields = this.stopping ? null : this.settings.read();
     if (!fields) return;
     const stopping = new AbortController();
@@ -133,7 +139,10 @@ export class Chat {
     change();
     if (this.conversation.last.role === "tool") delete fields.tool_choice; // it has made the call that it had to make
     const messages = this.conversation.asMessages(this.settings.system);
-    const message = this.#add(newAnswer(this.model));
+    if (cut) Object.assign(fields, { continue_final_message: true, add_generation_prompt: false });
+    const message = cut ?? this.#add(newAnswer(this.model));
+    const before = { ...message };
+    Object.assign(message, { ending: null, error: "" });
     this.#showState();
     $("chat-input").focus();
     this.announcer.begin();
@@ -142,7 +151,7 @@ export class Chat {
       const body = { messages, ...fields, stream: true };
       for await (const event of streamOf("v1/chat/completions", body, stopping.signal)) {
         answer.take(event);
-        this.#show(message, answer);
+        this.#show(message, before, answer);
       }
       message.ending = answer.finishReason ?? "stop";
     } catch (error) {
@@ -154,16 +163,18 @@ export class Chat {
     this.#end(message);
   }
 
-  #show(message, answer) {
-    this.announcer.hear(answer.content.value.slice(message.content.length));
+  // before: the message as it was when its answer, or what is added to it, was asked for.
+  #show(message, before, answer) {
+    const content = before.content + answer.content.value;
+    this.announcer.hear(content.slice(message.content.length));
     Object.assign(message, {
-      content: answer.content.value,
-      contentRuns: answer.content.runs,
-      reasoning: answer.reasoning.value,
-      reasoningRuns: answer.reasoning.runs,
-      reasoningSeconds: answer.reasoningSeconds,
+      content,
+      contentRuns: [...before.contentRuns, ...answer.content.runs],
+      reasoning: before.reasoning + answer.reasoning.value,
+      reasoningRuns: [...before.reasoningRuns, ...answer.reasoning.runs],
+      reasoningSeconds: answer.reasoningSeconds ?? before.reasoningSeconds,
       calls: answer.calls,
-      numTokens: answer.numTokens,
+      numTokens: before.numTokens + answer.numTokens,
       acceptedPerStep: acceptedPerStep(answer),
       tokensPerSecond: answer.tokensPerSecond,
     });
@@ -196,6 +207,7 @@ export class Chat {
     if (message.ending === null && !this.stopping) message.ending = "stopped"; // restored: the page was left while it streamed
     this.view = new AnswerView(message, {
       onRegenerate: () => this.#regenerate(message),
+      onContinue: () => this.#continue(message),
       onResults: (contents) => this.#sendResults(message.calls, contents),
     });
     return this.view;

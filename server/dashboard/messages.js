@@ -70,15 +70,16 @@ export class QuestionView extends MessageView {
   }
 }
 
-// What the model answered. onRegenerate. onResults: gets a text for each of its calls.
+// What the model answered. onRegenerate, onContinue. onResults: gets a text for each of its calls.
 export class AnswerView extends MessageView {
-  constructor(message, { onRegenerate, onResults }) {
+  constructor(message, { onRegenerate, onContinue, onResults }) {
     super("answer-template", message);
     this.find("h3").textContent = message.model;
     this.reasoning = new ColouredText(this.find(".thinking .text"));
     this.content = new MarkdownText(this.find(".content"));
     loadMarkdown().then(() => this.content.show(this.message.contentRuns), () => {});
     this.find(".regenerate").addEventListener("click", onRegenerate);
+    this.find(".continue").addEventListener("click", onContinue);
     this.find("form").addEventListener("submit", (event) => {
       event.preventDefault();
       onResults([...this.element.querySelectorAll("form textarea")].map((box) => box.value));
@@ -110,6 +111,7 @@ export class AnswerView extends MessageView {
     this.find("form").hidden = isRunning || !message.calls.length;
     this.find(".actions").hidden = isRunning;
     this.find(".copy").hidden = !this.copied;
+    this.find(".continue").hidden = message.ending !== "length" || !message.content || message.calls.length > 0;
     this.find(".facts").textContent = isRunning ? "" : facts(message);
     this.find(".error").textContent = message.error;
     this.due = performance.now() + 4 * (performance.now() - began);

@@ -176,6 +176,26 @@ async def test_the_last_answer_is_regenerated(chat: ChatPage, answer: Answer) ->
     assert await chat.texts() == ["Hello", "the dog", "Again", "the cat"]
 
 
+async def test_an_answer_that_was_cut_off_goes_on(chat: ChatPage, answer: Answer) -> None:
+    answer("the quick brown fox jumps", " over the **dog**")
+    await chat.set("max-tokens", "4")
+    shown = await chat.ask("Hello")
+    cut = (await chat.texts())[1]
+    await expect(shown.locator(".facts")).to_contain_text("cut off at the limit of tokens")
+    await chat.set("max-tokens", "")
+    await shown.locator(".continue").click()
+    await chat.ended()
+    body = chat.bodies[1]
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert body["messages"] == [HELLO, said("assistant", cut)]
+    assert await chat.texts() == ["Hello", f"{cut} over the dog"]
+    await expect(shown.locator("strong")).to_have_text("dog")
+    await expect(chat.answers).to_have_count(1)
+    await expect(shown.locator(".continue")).to_be_hidden()
+    await chat.ask("Again")
+    assert chat.bodies[2]["messages"][1] == said("assistant", f"{cut} over the **dog**")
+
+
 async def test_an_edited_message_is_answered_in_place_of_all_that_followed(
     chat: ChatPage, answer: Answer
 ) -> None:

@@ -69,9 +69,7 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
     ("name", "value", "told"),
     [
         ("temperature", "3", "Temperature: Value must be less than or equal to 2."),
-        pytest.param(
-            "max-tokens", "1.5", "Longest answer: Please enter a valid value.", marks=pytest.mark.long
-        ),
+        pytest.param("max-tokens", "1.5", "Token limit: Please enter a valid value.", marks=pytest.mark.long),
         ("schema", '{"type": ', "This is no valid JSON: "),
         pytest.param("schema", "[]", "The schema must be a JSON object", marks=pytest.mark.long),
         ("tools", "{}", "The tools must be a JSON list"),
