@@ -98,6 +98,24 @@ async def test_a_setting_that_is_wrong_is_told_before_anything_is_sent(
     assert (await chat.texts())[0] == "Hello"
 
 
+async def test_on_a_phone_settings_are_closed_and_those_for_experts_folded(chat: ChatPage) -> None:
+    await chat.page.set_viewport_size({"width": 390, "height": 844})
+    await chat.page.reload()
+    temperature, top_p = chat.find("#chat-temperature"), chat.find("#chat-top-p")
+    await expect(temperature).to_be_hidden()
+    await chat.find("#chat-settings-toggle").click()
+    await expect(temperature).to_be_visible()
+    await expect(top_p).to_be_hidden()
+    fold = chat.find("#chat-more summary")
+    await fold.click()
+    await chat.set("top-p", "3")
+    await fold.click()
+    await chat.send("Hello")
+    await expect(top_p).to_be_focused()
+    await expect(chat.find("#chat-top-p-error")).to_contain_text("Top p: ")
+    assert chat.bodies == []
+
+
 async def test_a_schema_is_a_response_format(chat: ChatPage, answer: Answer, engine: FakeEngine) -> None:
     answer('{"a": 1}')
     await chat.set("schema", json.dumps(SCHEMA))
