@@ -39,11 +39,11 @@ def load_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], Non
     that is loaded, after each tensor."""
     target = models.target
     with ExitStack() as stack:
-        found, spec = open_eagle3(folder, stack, target, target.device)
+        found, spec, draft_ids = open_eagle3(folder, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
         head = _made(folder, make_head, target)
         copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
-        head.draft_ids.copy_(_draft_ids(found, len(head.draft_ids)))
+        head.draft_ids.copy_(draft_ids)
     finish_linears(head.linears())
     return models.with_draft(head, make_head)
 
@@ -62,9 +62,10 @@ def draw_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], Non
 
 def open_eagle3(
     folder: Path, stack: ExitStack, target: CausalLM, device: torch.device
-) -> tuple[Checkpoint, Eagle3Spec]:
-    """Reads config.json and the headers of the weights, no weights. stack: closes the files. device: expands
-    quantised weights. Raises ModelError for what is missing, unexpected, or of another shape or dtype."""
+) -> tuple[Checkpoint, Eagle3Spec, torch.Tensor]:
+    """Reads config.json, the headers of the weights, and of the weights the ids of the draft tokens alone,
+    [draft vocab] int64. stack: closes the files. device: expands quantised weights. Raises ModelError for
+    what is missing, unexpected, or of another shape or dtype, and for ids that no draft token can have."""
     spec = read_eagle3_spec(folder, target.spec)
     stored = files = open_tensors(folder, stack)
     if spec.decoder.quantization is not None:
@@ -87,7 +88,7 @@ def open_eagle3(
             f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
             "fetch the weights again"
         )
-    return found, spec
+    return found, spec, _draft_ids(found, spec.draft_vocab_size)
 
 
 def _without_copy(spec: Eagle3Spec, found: Checkpoint, target: CausalLM) -> Eagle3Spec:
@@ -129,9 +130,10 @@ def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
     if OFFSETS not in found.stored:
         return ids
     offsets = found.stored[OFFSETS].get_tensor(OFFSETS)
-    if offsets.shape != ids.shape or offsets.is_floating_point():
+    # PyTorch does not add unsigned ones of more than 8 bits to int64.
+    if offsets.shape != ids.shape or offsets.dtype not in (torch.int64, torch.int32):
         raise ModelError(
-            f"{OFFSETS} of {found.folder} is {list(offsets.shape)} {offsets.dtype}; it must be [{len(ids)}] of integers; "
+            f"{OFFSETS} of {found.folder} is {list(offsets.shape)} {offsets.dtype}; it must be [{len(ids)}] of int64 or int32; "
             "fetch the weights again"
         )
     ids += offsets

@@ -19,7 +19,7 @@ def drafter_in(folder: Path) -> DrafterName:
     refuses. Raises ModelError for a file that cannot be read."""
     content = read_json_object(folder / "config.json") or {}
     names = content.get("architectures")
-    is_served = isinstance(names, list) and bool(names) and names[0] in FAMILY_OF
+    is_served = isinstance(names, list) and any(names[:1] == [name] for name in FAMILY_OF)
     return "draft_model" if is_served and "speculators_model_type" not in content else "eagle3"
 
 

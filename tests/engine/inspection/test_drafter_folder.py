@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,36 @@ def without_lm_head(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
 
 
-@pytest.mark.parametrize("spoil", [no_config, of_another_model, without_lm_head])
+def with_too_few_ids(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"d2t": tensors["d2t"][1:].clone()}))
+
+
+def with_ids_of_no_token(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"d2t": tensors["d2t"] + 151}))
+
+
+def with_architecture(value: object) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        file = folder / "config.json"
+        content = json.loads(file.read_text())
+        del content["speculators_model_type"]
+        file.write_text(json.dumps(content | {"architectures": [value]}))
+
+    return spoil
+
+
+SPOILS = {
+    "no-config": no_config,
+    "other-model": of_another_model,
+    "no-lm-head": without_lm_head,
+    "few-ids": with_too_few_ids,
+    "other-ids": with_ids_of_no_token,
+    "list-as-architecture": with_architecture(["LlamaForCausalLMEagle3"]),
+    "object-as-architecture": with_architecture({}),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS.keys())
 def test_the_problem_is_the_error_of_a_start(
     spoil: Callable[[Path], None], drafter: Path, tmp_path: Path
 ) -> None:

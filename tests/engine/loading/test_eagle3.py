@@ -92,6 +92,8 @@ def test_quantizing_the_target_leaves_the_head_as_it_is(tmp_path: Path) -> None:
         ({"embed_tokens.weight": torch.ones(150, 48)}, r"embed_tokens\.weight is \[150, 48\], not \[151, 48\]"),
         ({"d2t": torch.zeros(90, dtype=torch.int64)}, r"d2t of .* is \[90\] torch.int64; it must be \[100\]"),
         ({"d2t": torch.zeros(100)}, r"d2t of .* is \[100\] torch.float32"),
+        ({"d2t": torch.zeros(100, dtype=torch.uint64)}, r"is \[100\] torch.uint64; it must be \[100\] of int64 or int32"),
+        ({"d2t": torch.zeros(100, dtype=torch.bool)}, r"d2t of .* is \[100\] torch.bool"),
         ({"d2t": torch.full((100,), 52)}, "100 ids from 52 to 151 for 100 draft tokens; .* below 151"),
         ({"d2t": torch.full((100,), -1)}, "from -1 to 98"),
         ({"d2t": -torch.arange(100)}, "gives 1 ids from 0 to 0 for 100 draft tokens"),
