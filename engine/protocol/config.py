@@ -21,6 +21,7 @@ MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 CPU_MAX_EXTRA_ROWS = 16
 MIN_PREFILL_CHUNK = 16
+MAX_RELAXED_TOP_K = 2**31 - 1  # kernels compare it with a count of 32 bits
 LEAST_MAX_THREADS, THREADS_PER_CORE = 64, 4
 
 DraftLmHead = Literal["auto", "full", "int4", "fp8"]
@@ -120,9 +121,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             top_k, max_gap = self.relaxed_thinking
             shown, limit = (
                 f"{top_k},{max_gap:g}",
-                "a number of tokens from 1 on, and a probability from 0 to 1",
+                f"a number of tokens from 1 to {MAX_RELAXED_TOP_K:,}, and a probability from 0 to 1",
             )
-            _require(top_k >= 1 and 0 <= max_gap <= 1, "relaxed_thinking", shown, limit)
+            is_possible = 1 <= top_k <= MAX_RELAXED_TOP_K and 0 <= max_gap <= 1
+            _require(is_possible, "relaxed_thinking", shown, limit)
         if self.synthetic_acceptance is not None:
             _check_rates(self.synthetic_acceptance, self.depth, flag)
 

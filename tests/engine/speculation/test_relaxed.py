@@ -182,7 +182,7 @@ def test_what_promises_exact_texts_excludes_it(path: Path, changes: dict[str, An
         LocalEngine(config_of(path, relaxed_thinking=ALL, **changes))
 
 
-@pytest.mark.parametrize("rule", [(0, 0.5), (2, -0.1), (2, 1.1), (2, float("nan"))], ids=str)
+@pytest.mark.parametrize("rule", [(0, 0.5), (2**31, 0.5), (2, -0.1), (2, 1.1), (2, float("nan"))], ids=str)
 def test_rules_that_mean_nothing_are_refused(rule: tuple[int, float]) -> None:
     with pytest.raises(
         ConfigError, match=rf"--relaxed-thinking is {rule[0]},.*, it must be a number of tokens"
