@@ -10,15 +10,28 @@ CLIENTS_VENV := .venv-clients
 # Clients that want other versions of what the rest has, each group in an environment of its own.
 OTHER_CLIENTS := instructor frameworks webui
 
-.PHONY: serve chat test test-all test-long test-exact-http test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels bench-depth soak lint format docs clean
+.PHONY: serve chat test test-all test-long test-exact-http test-fleet test-clients test-container bench-cpu bench-frontend bench-text bench-hostile bench-kernels bench-depth soak lint format docs clean
 
 # Debian's python3 has no venv module of its own.
 $(BIN)/pip:
 	@PY=$(PY) tests/install_tools.sh venv
 	$(PY) -m venv $(VENV)
 
+# On Linux PyPI's torch is the CUDA build, some 3 GB. Without an NVIDIA GPU the CPU's, of 200 MB, comes first, unless pip was
+# told of an index. Where it cannot be had PyPI's does as well.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+define install_torch
+@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL$$PIP_NO_INDEX" ] \
+    && ! $(BIN)/pip config list | grep -Eq "index-url|no-index"; then \
+  echo "no NVIDIA GPU: installing the CPU build of torch"; \
+  $(BIN)/pip install --retries 1 --timeout 15 --index-url $(CPU_INDEX) -c constraints.txt torch \
+    || echo "$(CPU_INDEX) has none for this machine or cannot be reached: installing PyPI's"; \
+fi
+endef
+
 $(VENV)/.ready-serve: pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(install_torch)
+	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
@@ -26,8 +39,13 @@ $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@ $(VENV)/.ready-serve $(VENV)/.ready-chat
 
 $(VENV)/.ready-chat: pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install -q -c constraints.txt -e '.[chat]'
+	$(install_torch)
+	$(BIN)/pip install -c constraints.txt -e '.[chat]'
 	@touch $@ $(VENV)/.ready-serve
+
+$(VENV)/.ready-fleet: $(VENV)/.ready-test
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[ray,test]'
+	@touch $@
 
 serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
@@ -37,11 +55,11 @@ chat: $(VENV)/.ready-chat
 	@folder=$$($(BIN)/python -P -m headway.engine.chat_model) && exec $(BIN)/headway serve "$$folder" --drafter ngram $(SERVE_ARGS)
 
 # Tests start Python many times, so that it keeps its bytecode even where the environment tells it not to.
-test test-all test-long test-clients: export PYTHONDONTWRITEBYTECODE =
+test test-all test-long test-clients test-fleet: export PYTHONDONTWRITEBYTECODE =
 
 # Every kind of test once. test-all: with those that are slow by nature, too.
-test: LEFT_OUT := gpu or container or clients or long or slow
-test-all: LEFT_OUT := gpu or container or clients or long
+test: LEFT_OUT := gpu or container or clients or fleet or long or slow
+test-all: LEFT_OUT := gpu or container or clients or fleet or long
 test test-all: $(VENV)/.ready-test
 	@PY=$(PY) tests/install_tools.sh test
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not ($(LEFT_OUT))' $(TEST_ARGS)
@@ -55,6 +73,10 @@ test-long: $(VENV)/.ready-test
 # EXACT_ARGS="--requests 200 --seed 7 --families qwen3 --threads 2" runs a slice.
 test-exact-http: $(VENV)/.ready-test
 	PYTHONPATH=tests/support $(BIN)/python -P -m headway_testing.exact_http $(EXACT_ARGS)
+
+# A fleet on Ray Serve, on the CPU: its answers beside a single server's, and kills of all that it is made of.
+test-fleet: $(VENV)/.ready-fleet
+	$(BIN)/pytest -q -m fleet $(TEST_ARGS) tests/fleet
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.

@@ -110,7 +110,7 @@ def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> Eng
         logger.warning("the draft head failed its check, speculation is off: %s", check.reason)
         engine.scheduler.set_depth(0)
     elif check.state == "not_checked":
-        logger.info("the draft head was not checked: %s", check.reason)
+        logger.debug("the draft head was not checked: %s", check.reason)  # nothing to mend
     elif check.state == "passed":
         logger.info(
             "the draft head passed its check in %.2f s: %.0f %% of the first drafts of greedy texts were accepted",

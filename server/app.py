@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.server.base.errors import install_error_handlers
+from headway.server.http.continued import ContinuedRequests
 from headway.server.http.guard import REQUEST_ID, Guard, HeadAsGet, RequestIds
 from headway.server.http.origins import AllowedOrigins
 from headway.server.http.paths import CanonicalPaths
@@ -36,11 +37,13 @@ def create_app(
     cors_origins: Sequence[str] = (),
     trace: Callable[[RequestRecord], None] | None = None,
     origins: AllowedOrigins | None = None,
+    fleet_key: str | None = None,
 ) -> ASGIApp:
-    """Starts nothing: the engine belongs to the caller. origins: None for any Host and Origin.
+    """Starts nothing: the engine belongs to the caller. origins: None for any Host and Origin. fleet_key: of
+    requests that a fleet's ingress sends.
 
-    What is around the routes, outermost first: other spellings of paths, request ids, the access log, CORS,
-    the guard.
+    What is around the routes, outermost first: other spellings of paths, request ids, those of a fleet, the
+    access log, CORS, the guard.
     """
     app = FastAPI(
         title="Headway",
@@ -73,4 +76,5 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[REQUEST_ID, IGNORED],
         )
-    return CanonicalPaths(RequestIds(AccessLog(guarded, services.metrics, services.model_name, trace)))
+    logged: ASGIApp = AccessLog(guarded, services.metrics, services.model_name, trace)
+    return CanonicalPaths(RequestIds(logged if fleet_key is None else ContinuedRequests(logged, fleet_key)))

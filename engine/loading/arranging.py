@@ -119,7 +119,7 @@ def arranged(stored: Mapping[str, Reader], names: WeightNames) -> dict[str, Read
     for end, parts in () if names.experts is None else names.experts.parts.items():
         first = parts[0].format(0)
         for start in [name.removesuffix(first) for name in stored if name.endswith(first)]:
-            experts = _names_of_experts(start + end, names)
+            experts = names_of_experts(start + end, names)
             if all(name in stored for own in experts for name in own):
                 readers = [{name: stored[name] for name in own} for own in experts]
                 for own in readers:
@@ -156,10 +156,10 @@ def _parts_of(name: str, names: WeightNames) -> list[str]:
     for end, groups in names.regrouped.items():
         if name.endswith(end):
             return [name.removesuffix(end) + groups.source]
-    return [part for own in _names_of_experts(name, names) for part in own]
+    return [part for own in names_of_experts(name, names) for part in own]
 
 
-def _names_of_experts(name: str, names: WeightNames) -> list[list[str]]:
+def names_of_experts(name: str, names: WeightNames) -> list[list[str]]:
     """Returns by expert the names of the tensors that a packed one stands for; none for other tensors."""
     if names.experts is None:
         return []

@@ -59,8 +59,10 @@ def quantized_packs(
             packs[path] = pack_of(path, headers[path])
     for path, shape in stacked_weights(models).items():
         if own.fits(shape[1:]):
-            experts = (_OneOfStack(headers[path], index) for index in range(shape[0]))
-            packs[path] = StackedExperts(path, [{path: pack_of(path, expert)} for expert in experts])
+            stack = [_parts_of_expert(path, headers[path], index) for index in range(shape[0])]
+            packs[path] = StackedExperts(
+                path, [{part: pack_of(part, header) for part, header in parts.items()} for parts in stack]
+            )
     if not packs:
         raise ModelError(
             f"no weight has inputs in whole groups of {GROUP}; take another --quantize than int4"
@@ -103,20 +105,29 @@ def _weights(models: ModelPair) -> dict[str, torch.Size]:
     }
 
 
-class _OneOfStack:
-    """The Header of one expert's weight, [out, in]."""
+def _parts_of_expert(path: str, stack: Header, index: int) -> dict[str, Header]:
+    """Returns the weights of one expert by paths of their own: a gate and what it multiplies are quantised
+    each for itself, as they are where experts are stored one by one."""
+    count = 2 if path.endswith("gate_up") else 1
+    rows = stack.get_shape()[1] // count
+    parts = (slice(part * rows, (part + 1) * rows) for part in range(count))
+    return {f"{path}.{index}.{part.start}": _PartOfStack(stack, index, part) for part in parts}
 
-    def __init__(self, header: Header, index: int) -> None:
-        self._header, self._index = header, index
+
+class _PartOfStack:
+    """The Header of some rows of one expert's weight, [rows, in]."""
+
+    def __init__(self, stack: Header, index: int, rows: slice) -> None:
+        self._stack, self._index, self._rows = stack, index, rows
 
     def get_shape(self) -> list[int]:
-        return self._header.get_shape()[1:]
+        return [self._rows.stop - self._rows.start, *self._stack.get_shape()[2:]]
 
     def get_dtype(self) -> str:
-        return self._header.get_dtype()
+        return self._stack.get_dtype()
 
     def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
-        return self._header[self._index : self._index + 1][0][places]
+        return self._stack[self._index : self._index + 1][0][self._rows][places]
 
 
 class _QuantizedOnReading:

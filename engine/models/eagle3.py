@@ -185,7 +185,7 @@ def _decoder(keys: _Keys) -> ModelSpec:
             supported = " and ".join(f"{decoder}Eagle3" for decoder in DECODERS.values())
             raise keys.error(
                 f"the architecture of the drafter is {name or 'not named'}; supported are {supported}, the "
-                "speculators layout with speculators_model_type 'eagle3', and draft models of the families that are served"
+                "speculators layout with speculators_model_type 'eagle3', and draft models of a family that is served"
             )
     resolved = resolve_config({**content, "architectures": [architecture]}, keys.file, CONFIG_CLASSES)
     return FAMILY_OF[architecture].read(resolved)

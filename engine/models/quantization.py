@@ -104,7 +104,7 @@ class _Arguments(msgspec.Struct):
 
     num_bits: int = 8
     strategy: str | None = None
-    block_structure: Block | None = None
+    block_structure: Block | str | None = None
     group_size: int | None = None
     symmetric: bool = True
     actorder: str | bool | None = None
@@ -113,6 +113,15 @@ class _Arguments(msgspec.Struct):
     def required(self) -> frozenset[str]:
         zeros = set() if self.symmetric else {"weight_zero_point"}
         return frozenset(zeros | ({"weight_g_idx"} if self.actorder in (True, "group") else set()))
+
+    @property
+    def block(self) -> Block | None:
+        """Returns outputs and inputs of a block, which older packs write as "128x128". Raises
+        msgspec.ValidationError."""
+        if not isinstance(self.block_structure, str):
+            return self.block_structure
+        block: Block = msgspec.convert(self.block_structure.split("x"), Block, strict=False)
+        return block
 
     @property
     def kind(self) -> str:
@@ -192,8 +201,16 @@ def read_quantization(
             continue
         try:
             keys = msgspec.convert(found, _Keys)
+            for group in keys.config_groups.values():
+                _ = group.weights and group.weights.block
         except msgspec.ValidationError as fault:
             raise error(f"{name} cannot be read ({fault}); fetch the file again") from None
+        if (
+            keys.quant_method == "modelopt"
+            and keys.quant_algo is None
+            and keys.kv_cache_quant_algo is not None
+        ):
+            return None  # the KV cache alone
         patterns = [kept for kept in keys.kept if kept.startswith("re:") or "*" in kept]
         if len(patterns) > MAX_PATTERNS or max(map(len, patterns), default=0) > MAX_PATTERN_CHARACTERS:
             raise error(
@@ -279,7 +296,7 @@ def _scales_of(
             return (
                 frozenset(COMPRESSED_FORMATS[_form(keys, group)] for group in groups),
                 frozenset(STRATEGIES[arguments.kind] for arguments in weights),
-                [arguments.block_structure for arguments in weights],
+                [arguments.block for arguments in weights],
                 [arguments.group_size for arguments in weights],
             )
         case "modelopt":
@@ -324,7 +341,11 @@ def _lists(keys: _Keys) -> tuple[frozenset[str], list[str | None]]:
             patterns += [name, _PREFIXES.sub("", name)]
         if ".*" in name and keys.quant_method in REGULAR:
             patterns.append(_shell_pattern(name.removeprefix("re:")))
-    names = (_PREFIXES.sub("", name) for name in keys.kept if "*" not in name and not name.startswith("re:"))
+    names = (
+        _PREFIXES.sub("", name.rstrip("."))
+        for name in keys.kept
+        if "*" not in name and not name.startswith("re:")
+    )
     return frozenset(names), patterns
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from headway.engine.loading.arranging import names_of_experts
 from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
 from headway.engine.loading.formats import (
     FORMATS,
@@ -27,8 +29,7 @@ from headway.engine.loading.formats import (
     scheme_of,
 )
 from headway.engine.loading.headers import EMBEDDING, Checkpoint, checked_outline, open_checkpoint
-from headway.engine.loading.quantizing import linear_weights
-from headway.engine.models.experts import num_experts_of
+from headway.engine.loading.quantizing import linear_weights, stacked_weights
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
@@ -36,6 +37,9 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 
 SHARD_BYTES = 4 << 30
+
+# Of other programs, in folders beside the files: templates are copied, these are not.
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.gguf", "*.onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,6 @@ def quantize_folder(
         raise ModelError(
             f"{source} is quantized already ({spec.quantization.method}); take the model's unquantized checkpoint"
         )
-    if num_experts_of(spec) > 0:
-        raise ModelError(
-            f"{source} has experts, which are not written quantized; serve it with --quantize, or take a quantized checkpoint"
-        )
     if target.is_dir() and any(_is_of_a_model(file) for file in target.iterdir()):
         raise ModelError(f"{target} holds a model already, or a part of one; name another folder")
     if with_lm_head and spec.tied:
@@ -91,6 +91,12 @@ def quantize_folder(
             for path, shape in linear_weights(models).items()
             if own.fits(shape) and is_quantized_path(path, with_lm_head=with_lm_head)
         }
+        experts = {
+            name: names_of_experts(name, found.names)
+            for path, shape in stacked_weights(models).items()
+            if own.fits(shape[1:]) and (name := found.names.of(path))
+        }
+        wanted |= {part for parts in experts.values() for own_parts in parts for part in own_parts}
         if not wanted:
             raise ModelError(
                 f"no weight of {source} has inputs in whole groups of {GROUP}; take another --format"
@@ -98,6 +104,13 @@ def quantize_folder(
         target.mkdir(parents=True, exist_ok=True)
 
         def parts_of(name: str, tensor: torch.Tensor) -> Parts:
+            if name in experts:
+                # Packs have experts one by one.
+                pairs = zip(experts[name], tensor, strict=True)
+                single = (
+                    zip(own_parts, rows.chunk(len(own_parts)), strict=True) for own_parts, rows in pairs
+                )
+                return dict(ChainMap(*(parts_of(*part) for parts in single for part in parts)))
             if name not in wanted:
                 return {name: tensor}
             layer = name.removesuffix("weight")
@@ -111,7 +124,11 @@ def quantize_folder(
         kept = _kept(found, wanted)
     config = content | {"quantization_config": scheme_of(own, kept)}
     for file in source.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json"):
+        if file.is_dir() and not file.name.startswith("."):
+            shutil.copytree(file, target / file.name, ignore=shutil.ignore_patterns(*OTHER_WEIGHTS))
+        elif (
+            file.is_file() and file.suffix != ".safetensors" and file.name not in (INDEX_FILE, "config.json")
+        ):
             shutil.copyfile(file, target / file.name)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return Written(len(wanted), before, after, kept)

@@ -67,6 +67,7 @@ class ServerConfig:
     force_include_usage: bool = False
     unknown_fields: UnknownFields = "ignore"
     tool_format: str | None = None
+    fleet_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

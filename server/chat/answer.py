@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 
+from headway.server.base.continuation import continuation_of
 from headway.server.chat.grammar import chat_grammar, relaxed_thinking, thinking_budget
 from headway.server.chat.output import callable_tools, output_options
 from headway.server.chat.prompt import chat_prompt, conversation_for
@@ -20,7 +21,7 @@ from headway.server.protocol.chat import ChatRequest, check, hidden_media, predi
 from headway.server.requests.access import record_of
 from headway.server.requests.answer import Answer, new_answer, new_header
 from headway.server.requests.body import tell_ignored, tell_ignored_effort
-from headway.server.requests.services import Services, check_model, engine_info, request_id_of
+from headway.server.requests.services import Services, check_model, engine_info
 from headway.server.text.prompt import encode_chat
 
 
@@ -82,9 +83,10 @@ async def begin_chat(
         output=output,
         thinking_budget=thinking_budget(body, output, services.output_format, services.tokenizer),
         relaxed_thinking=relaxed_thinking(body, output, info) if tells_loss else None,
+        continuation=continuation_of(request),
     )
     requests = choice_requests(body, wanted, [prompt], services.tokenizer, info)
-    head = new_header(prefix, kind, services)
-    answer = new_answer(head, body, requests, len(prompt), services, request_id_of(request))
+    head = new_header(prefix, kind, services, request)
+    answer = new_answer(head, body, requests, len(prompt), services, request)
     record.answer = answer
     return answer, prompt

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -32,8 +32,9 @@ from headway.server.cli.environment import (
     warnings_of_unknown,
     without_services,
 )
-from headway.server.cli.foreign_flags import UsageError, own_arguments
+from headway.server.cli.foreign_flags import UsageError, own_arguments, refusal, refuse_unknown_command
 from headway.server.cli.options import Option, Value, add_options, parse_switch
+from headway.server.cli.redaction import shortened
 from headway.server.cli.settings import Settings
 from headway.server.engine.child import EngineChild
 from headway.server.engine.inspector import EngineInspector
@@ -51,6 +52,7 @@ SERVE_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+FLEET_GROUPS = {"fleet": options.FLEET, **SERVE_GROUPS}
 COMPLETE_GROUPS = {
     "generation": options.GENERATION,
     "model": options.MODEL,
@@ -63,9 +65,15 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+NAMES = ("serve", "chat", "complete", "inspect", "warmup", "fleet", "quantize", "bench")
 # Their command lines may be written for another server.
-FLAGS_OF_SERVERS = {"serve": SERVE_GROUPS, "warmup": SERVE_GROUPS, "inspect": INSPECT_GROUPS}
-ALL_GROUPS = (SERVE_GROUPS, COMPLETE_GROUPS, CHAT_GROUPS, INSPECT_GROUPS)
+FLAGS_OF_SERVERS = {
+    "serve": SERVE_GROUPS,
+    "warmup": SERVE_GROUPS,
+    "fleet": FLEET_GROUPS,
+    "inspect": INSPECT_GROUPS,
+}
+ALL_GROUPS = (FLEET_GROUPS, COMPLETE_GROUPS, CHAT_GROUPS, INSPECT_GROUPS)
 MODEL_HELP = (
     "a folder in Hugging Face layout, or ORG/NAME on the Hugging Face Hub "
     "(HF_TOKEN, HF_ENDPOINT and the Hub's offline cache are respected); "
@@ -100,17 +108,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
     if given[:1] == ["quantize"]:
         return _quantize(given[1:])
-    arguments = _parser(shows_all="--help-all" in given).parse_args(
+    arguments, unknown = _parser(shows_all="--help-all" in given).parse_known_args(
         given, argparse.Namespace(remarks=remarks)
     )
     runs = {
         "serve": (_serve, SERVE_GROUPS),
         "warmup": (_warm_up, SERVE_GROUPS),
+        "fleet": (_fleet, FLEET_GROUPS),
         "chat": (_chat, CHAT_GROUPS),
         "inspect": (_inspect, INSPECT_GROUPS),
         "complete": (_complete, COMPLETE_GROUPS),
     }
     run_command, groups = runs.get(arguments.command, (_bench, {}))
+    if unknown:
+        known = ["--model", *(f"--{option.flag}" for option in _options(groups))]
+        _end_with_usage(arguments.command, _told_of_unknown(unknown[0], known))
     settings = Settings(arguments, _environment())
     try:
         if arguments.command in FLAGS_OF_SERVERS:
@@ -147,6 +159,10 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
     program where it, or the environment, cannot be taken."""
     command = argv[0] if argv else ""
+    try:
+        refuse_unknown_command(command, NAMES)
+    except UsageError as error:
+        _end_with_usage("", str(error))
     if command not in FLAGS_OF_SERVERS:
         return argv, []
     known = _options(FLAGS_OF_SERVERS[command])
@@ -155,12 +171,26 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
         refuse_removed(os.environ)
         own, remarks = own_arguments(argv[1:], {**flags, "-h": False, "--help": False, "--help-all": False})
     except UsageError as error:
-        print(
-            f"usage: headway {command} [MODEL] [--FLAG VALUE ...]\nheadway {command}: error: {error}",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        _end_with_usage(command, str(error))
     return [command, *own], remarks
+
+
+def _told_of_unknown(argument: str, known: Sequence[str]) -> str:
+    """Returns what is wrong with an argument that a command does not have, without its value."""
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return f"there is no argument {shortened(argument)!r}; put quotes around values with spaces"
+    return refusal(flag, flag.lstrip("-").replace("_", "-"), known)
+
+
+def _end_with_usage(command: str, error: str) -> NoReturn:
+    program = f"headway {command}".strip()
+    usage = {"": "COMMAND", "complete": "PROMPT", "chat": ""}.get(command, "[MODEL]")
+    print(
+        f"usage: {program} {usage}".rstrip() + f" [--FLAG VALUE ...]\n{program}: error: {error}",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 
 def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
@@ -181,6 +211,12 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         "with the same options compiles nothing. Needs a GPU of the kind that will serve.", allow_abbrev=False,
     )  # fmt: skip
     warmup_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    fleet_parser = commands.add_parser(
+        "fleet", help="start several servers of one model behind one address, on Ray Serve",
+        description="Starts Ray Serve on this machine, and one `headway serve` a replica. Its other options are those of these servers. "
+        "Needs the extra ray. For several machines see docs/fleet.md.", allow_abbrev=False,
+    )  # fmt: skip
+    fleet_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     chat_parser = commands.add_parser(
         "chat", help="chat in the terminal with a running server", allow_abbrev=False,
         description="Chats with a server that runs, of Headway or another with OpenAI's API. Without a terminal each line of stdin "
@@ -217,6 +253,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     for command, groups in (
         (serve_parser, SERVE_GROUPS),
         (warmup_parser, SERVE_GROUPS),
+        (fleet_parser, FLEET_GROUPS),
         (complete_parser, COMPLETE_GROUPS),
         (chat_parser, CHAT_GROUPS),
         (inspect_parser, INSPECT_GROUPS),
@@ -277,6 +314,21 @@ def _warm_up(settings: Settings) -> int:
     configure_logging(config.log_level, config.log_format)
     _log_what_is_ignored(settings)
     return _command("warmup", "warm_up")(_source(settings, values), _engine_config(values))
+
+
+def _fleet(settings: Settings) -> int:
+    values = settings.read(_options(FLEET_GROUPS))
+    config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
+    configure_logging(config.log_level, config.log_format)
+    _log_what_is_ignored(settings)
+    try:
+        module = importlib.import_module("headway.server.fleet.command")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"headway fleet needs Ray Serve ({error}); install it: pip install 'headway[ray]'"
+        ) from None
+    status: int = module.fleet(settings, config, _source(settings, values))
+    return status
 
 
 def _inspect(settings: Settings) -> int:

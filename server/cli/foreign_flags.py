@@ -32,7 +32,7 @@ INSTEAD = {
     "num-gpu-blocks-override": "--kv-cache-memory, a size", "page-size": "--block-size",
     "max-num-batched-tokens": "--prefill-chunk", "chunked-prefill-size": "--prefill-chunk", "max-prefill-tokens": "--prefill-chunk",
     "batch-size": "--prefill-chunk", "ubatch-size": "--prefill-chunk", "b": "--prefill-chunk", "ub": "--prefill-chunk",
-    "no-enable-prefix-caching": "--no-prefix-caching", "disable-radix-cache": "--no-prefix-caching",
+    "no-enable-prefix-caching": "--no-prefix-caching", "disable-radix-cache": "--no-prefix-caching", "no-cache-prompt": "--no-prefix-caching",
     "speculative-config": "--drafter and --depth", "speculative-model": "--drafter", "speculative-algorithm": "--drafter",
     "speculative-algo": "--drafter", "num-speculative-tokens": "--depth", "speculative-num-steps": "--depth",
     "speculative-num-draft-tokens": "--depth", "draft-max": "--max-depth", "draft": "--max-depth", "draft-n": "--max-depth",
@@ -169,7 +169,22 @@ def refusal(flag: str, name: str, flags: Collection[str], value: str | None = No
         return f"{flag} is a flag of other servers: use {INSTEAD[name]}"
     if name in NOT_SERVED:
         return f"{flag} is a flag of other servers: {NOT_SERVED[name]}"
-    names = {known.lstrip("-"): known for known in flags}
-    near = get_close_matches(name, names, n=1, cutoff=0.75)
-    hint = f"did you mean {names[near[0]]}?" if near else "--help-all names all flags"
+    ours = {known.lstrip("-"): known for known in flags}
+    near = get_close_matches(name, [*ours, *INSTEAD, *NOT_SERVED], n=1, cutoff=0.75)
+    if near and near[0] not in ours:
+        return f"there is no {flag}; {refusal(f'--{near[0]}', near[0], flags)}"
+    hint = f"did you mean {ours[near[0]]}?" if near else "--help-all names all flags"
     return f"there is no {flag}; {hint}"
+
+
+def refuse_unknown_command(argument: str, commands: Collection[str]) -> None:
+    """Raises UsageError for a first argument that is no command. A flag's value is not told: it may be a
+    key."""
+    if argument in ("", *commands, "-h", "--help", "--version"):
+        return
+    if argument.startswith("-"):
+        flag = argument.partition("=")[0]
+        raise UsageError(f"{flag} needs a command before it, such as headway serve {flag}")
+    near = get_close_matches(argument, commands, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
+    raise UsageError(f"there is no command {shortened(argument)!r}; {hint}")

@@ -218,6 +218,14 @@ SERVER = [
            "computes or loads is not", "S", is_for_few=True),
     Option("replay", parse_replays, 2, "how many times a request goes on in another engine after its own has ended; one that ends it "
            "once more gets an error", "N", is_for_few=True),
+    Option("fleet-key", parse_key, None, "the key of requests that a fleet continues here; `headway fleet` sets it", "KEY",
+           is_secret=True, is_for_few=True),
+]  # fmt: skip
+FLEET = [
+    Option("replicas", parse_count, 2, "servers that share the requests"),
+    Option("gpus", parse_int, None, "GPUs of each; 0 for the CPU (default: 1 where there are any)"),
+    Option("routing", one_of("prefix", "least-loaded", "round-robin"), "prefix", "who gets a request: prefix (the server that "
+           "has seen its beginning, unless it has far more to do than others), least-loaded or round-robin", "NAME"),
 ]  # fmt: skip
 ACCESS = [
     Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "

@@ -103,7 +103,13 @@ def serve(
         )
         tracing = _open_tracing(config.otlp_endpoint)
         origins = origins_of(listener, config)
-        app = create_app(services, cors_origins=config.cors_origin, trace=tracing, origins=origins)
+        app = create_app(
+            services,
+            cors_origins=config.cors_origin,
+            trace=tracing,
+            origins=origins,
+            fleet_key=config.fleet_key,
+        )
         server = DrainingServer(app, config, engine)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_run(server, services, config, listener))
@@ -160,7 +166,8 @@ class DrainingServer(uvicorn.Server):
                 ssl_keyfile=config.tls_key,
                 log_config=None,
                 access_log=False,  # requests/access.py tells more
-                log_level=config.log_level,
+                # At info it tells of its start and end, which the banner and the engine's lines do.
+                log_level="warning" if config.log_level == "info" else config.log_level,
                 lifespan="off",
                 timeout_keep_alive=KEPT_SECONDS,
                 timeout_graceful_shutdown=int(config.drain_seconds + GRACE_SECONDS),

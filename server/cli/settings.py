@@ -27,7 +27,7 @@ class Settings:
         return {option.key: self.value(option) for option in options}
 
     def value(self, option: Option) -> Value:
-        given = self._given(option)
+        given = self.given(option)
         if given is None:
             return option.default
         source, texts = given
@@ -37,7 +37,7 @@ class Settings:
     def name_the_source(self, error: ConfigError, options: Iterable[Option]) -> ConfigError:
         """Returns a complaint about a flag that was not typed with the variable, or the key of the file, that
         set it. Flags that a remedy names stay as they are."""
-        given = {f"--{option.flag}": self._given(option) for option in options}
+        given = {f"--{option.flag}": self.given(option) for option in options}
         sources = {flag: value[0] for flag, value in given.items() if value is not None and value[0] != flag}
         text = str(error)
         first = re.search("--[a-z-]+(?= is )", text)
@@ -46,8 +46,9 @@ class Settings:
         told = [source for flag, source in sources.items() if re.search(f"{flag}(?![a-z-])", text)]
         return ConfigError(f"{text} (set by {' and '.join(told)})") if told else error
 
-    def _given(self, option: Option) -> tuple[str, list[str]] | None:
-        """Returns the source, as errors name it, and the texts that it has."""
+    def given(self, option: Option) -> tuple[str, list[str]] | None:
+        """Returns the source, as errors name it, and the texts that it has; None where the option is left to
+        its default."""
         typed = getattr(self.typed, option.key)
         if typed is not None:
             return f"--{option.flag}", typed if isinstance(typed, list) else [typed]

@@ -1,6 +1,7 @@
 // The chat: sends the conversation, shows the answer while it streams, and lets people stop, repeat and change it.
 import { Announcer } from "./announcer.js";
 import { Answer } from "./answer.js";
+import { ChatList } from "./chat_list.js";
 import { ChatSettings } from "./chat_settings.js";
 import { showLegend } from "./coloured_text.js";
 import { Conversation } from "./conversation.js";
@@ -14,6 +15,15 @@ export class Chat {
     this.conversation = new Conversation();
     this.settings = new ChatSettings();
     this.announcer = new Announcer($("chat-said"));
+    this.list = new ChatList({
+      currentId: () => this.conversation.id,
+      onOpen: (id) => {
+        this.#save();
+        this.#open(id);
+      },
+      onRename: (id, name) => id === this.conversation.id && (this.conversation.name = name),
+      onDelete: (id) => id === this.conversation.id && this.#open(null),
+    });
     this.model = "";
     this.depth = null;
     this.stopping = null; // while an answer streams
@@ -52,12 +62,15 @@ export class Chat {
       this.stopping?.abort();
       input.focus();
     });
-    $("chat-new").addEventListener("click", () => this.#clear());
+    $("chat-new").addEventListener("click", () => {
+      this.#save();
+      this.#open(null);
+    });
     for (const button of document.querySelectorAll("#chat-empty button")) {
       button.addEventListener("click", () => this.#send(button.textContent));
     }
     $("chat-colours").addEventListener("change", () => this.#showState());
-    addEventListener("pagehide", () => this.conversation.save());
+    addEventListener("pagehide", () => this.#save());
   }
 
   // --- what people do ---
@@ -87,24 +100,37 @@ export class Chat {
     this.#ask(() => this.#cutBefore(message));
   }
 
+  // Lets the model go on with an answer that was cut off.
+  #continue(message) {
+    this.#ask(() => {}, message);
+  }
+
   #sendResults(calls, contents) {
     this.#ask(() => calls.forEach(({ id, name }, i) => this.#add({ role: "tool", callId: id, name, content: contents[i] })));
   }
 
-  #clear() {
+  // Shows a kept chat, or a new one for null. An answer that streams is stopped.
+  #open(id) {
     this.stopping?.abort();
     this.stopping = null;
-    this.conversation.clear();
-    this.conversation.save();
+    this.conversation.open(id);
+    this.#warn("");
     $("messages").replaceChildren();
+    this.conversation.messages.forEach((message) => this.#append(message));
     this.#showState();
-    this.announcer.say("A new chat has begun.");
+    $("chat-scroll").scrollTop = $("chat-scroll").scrollHeight;
+    this.announcer.say(id === null ? "A new chat has begun." : "The chat is open.");
     $("chat-input").focus();
   }
 
+  #save() {
+    if (!this.conversation.save()) this.#warn("This browser's storage is full: this chat is lost when you leave the page. Export or delete others.");
+  }
+
   // --- the answer ---
-  // change: brings the conversation to where an answer is wanted; it is left as it was where a setting is wrong.
-  async #ask(change) {
+  // change: brings the conversation to where an answer is wanted; it is left as it was where a setting is wrong. cut: an answer that
+  // is to be gone on with; null for a new one.
+  async #ask(change, cut = null) {
     const fields = this.stopping ? null : this.settings.read();
     if (!fields) return;
     const stopping = new AbortController();
@@ -113,7 +139,10 @@ export class Chat {
     change();
     if (this.conversation.last.role === "tool") delete fields.tool_choice; // it has made the call that it had to make
     const messages = this.conversation.asMessages(this.settings.system);
-    const message = this.#add(newAnswer(this.model));
+    if (cut) Object.assign(fields, { continue_final_message: true, add_generation_prompt: false });
+    const message = cut ?? this.#add(newAnswer(this.model));
+    const before = { ...message };
+    Object.assign(message, { ending: null, error: "" });
     this.#showState();
     $("chat-input").focus();
     this.announcer.begin();
@@ -122,7 +151,7 @@ export class Chat {
       const body = { messages, ...fields, stream: true };
       for await (const event of streamOf("v1/chat/completions", body, stopping.signal)) {
         answer.take(event);
-        this.#show(message, answer);
+        this.#show(message, before, answer);
       }
       message.ending = answer.finishReason ?? "stop";
     } catch (error) {
@@ -134,16 +163,18 @@ export class Chat {
     this.#end(message);
   }
 
-  #show(message, answer) {
-    this.announcer.hear(answer.content.value.slice(message.content.length));
+  // before: the message as it was when its answer, or what is added to it, was asked for.
+  #show(message, before, answer) {
+    const content = before.content + answer.content.value;
+    this.announcer.hear(content.slice(message.content.length));
     Object.assign(message, {
-      content: answer.content.value,
-      contentRuns: answer.content.runs,
-      reasoning: answer.reasoning.value,
-      reasoningRuns: answer.reasoning.runs,
-      reasoningSeconds: answer.reasoningSeconds,
+      content,
+      contentRuns: [...before.contentRuns, ...answer.content.runs],
+      reasoning: before.reasoning + answer.reasoning.value,
+      reasoningRuns: [...before.reasoningRuns, ...answer.reasoning.runs],
+      reasoningSeconds: answer.reasoningSeconds ?? before.reasoningSeconds,
       calls: answer.calls,
-      numTokens: answer.numTokens,
+      numTokens: before.numTokens + answer.numTokens,
       acceptedPerStep: acceptedPerStep(answer),
       tokensPerSecond: answer.tokensPerSecond,
     });
@@ -153,7 +184,8 @@ export class Chat {
   #end(message) {
     this.#keepingEnd(() => this.view.show());
     this.#showState();
-    this.conversation.save();
+    this.#save();
+    if (!$("chat-list").hidden) this.list.show();
     this.announcer.end(spoken(message));
   }
 
@@ -175,6 +207,7 @@ export class Chat {
     if (message.ending === null && !this.stopping) message.ending = "stopped"; // restored: the page was left while it streamed
     this.view = new AnswerView(message, {
       onRegenerate: () => this.#regenerate(message),
+      onContinue: () => this.#continue(message),
       onResults: (contents) => this.#sendResults(message.calls, contents),
     });
     return this.view;

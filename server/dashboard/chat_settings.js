@@ -9,9 +9,12 @@ const FIELDS = [
   { id: "chat-drafts", read: chosenIn, put: (body, value) => (body.speculation.max_draft_tokens = Number(value)) },
   { id: "chat-temperature", read: numberIn, put: (body, value) => (body.temperature = value) },
   { id: "chat-top-p", read: numberIn, put: (body, value) => (body.top_p = value) },
+  { id: "chat-top-k", read: numberIn, put: (body, value) => (body.top_k = value) },
+  { id: "chat-min-p", read: numberIn, put: (body, value) => (body.min_p = value) },
   { id: "chat-max-tokens", read: numberIn, put: (body, value) => (body.max_tokens = value) },
   { id: "chat-seed", read: numberIn, put: (body, value) => (body.seed = value) },
   { id: "chat-thinking", read: chosenIn, put: (body, value) => (body.reasoning_effort = value) },
+  { id: "chat-thinking-budget", read: numberIn, put: (body, value) => (body.thinking_budget_tokens = value) },
   { id: "chat-schema", read: schemaIn, put: (body, schema) => (body.response_format = asFormat(schema)) },
   {
     id: "chat-tools",
@@ -45,6 +48,7 @@ export class ChatSettings {
     this.depth = null;
     restore(this.form);
     this.open(matchMedia(WIDE).matches);
+    $("chat-more").open = matchMedia(WIDE).matches;
     $("chat-settings-toggle").addEventListener("click", () => {
       this.open(this.form.hidden);
       if (!this.form.hidden) $("chat-settings-title").focus();
@@ -93,6 +97,7 @@ export class ChatSettings {
       const value = this.#check(field);
       if (value === undefined) {
         this.open(true);
+        if ($("chat-more").contains($(field.id))) $("chat-more").open = true;
         $(field.id).focus();
         return null;
       }

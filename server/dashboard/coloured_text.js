@@ -23,7 +23,7 @@ export function showLegend(list, depth) {
   }));
 }
 
-function spanOf(position) {
+export function spanOf(position) {
   const span = document.createElement("span");
   span.dataset.position = position;
   span.title = position ? `draft ${position}, accepted` : "by the model";

@@ -1,6 +1,7 @@
-// One message each, as an item of the list of messages. Texts of models and people are set as text, never as markup.
+// One message each, as an item of the list of messages. Answers are Markdown; all other texts of models and people are set as text.
 import { ColouredText } from "./coloured_text.js";
 import { copy } from "./copy.js";
+import { loadMarkdown, MarkdownText } from "./markdown.js";
 import { duration, number } from "./numbers.js";
 
 const COPIED_MILLISECONDS = 2000;
@@ -69,14 +70,16 @@ export class QuestionView extends MessageView {
   }
 }
 
-// What the model answered. onRegenerate. onResults: gets a text for each of its calls.
+// What the model answered. onRegenerate, onContinue. onResults: gets a text for each of its calls.
 export class AnswerView extends MessageView {
-  constructor(message, { onRegenerate, onResults }) {
+  constructor(message, { onRegenerate, onContinue, onResults }) {
     super("answer-template", message);
     this.find("h3").textContent = message.model;
     this.reasoning = new ColouredText(this.find(".thinking .text"));
-    this.content = new ColouredText(this.find(".content"));
+    this.content = new MarkdownText(this.find(".content"));
+    loadMarkdown().then(() => this.content.show(this.message.contentRuns), () => {});
     this.find(".regenerate").addEventListener("click", onRegenerate);
+    this.find(".continue").addEventListener("click", onContinue);
     this.find("form").addEventListener("submit", (event) => {
       event.preventDefault();
       onResults([...this.element.querySelectorAll("form textarea")].map((box) => box.value));
@@ -89,10 +92,16 @@ export class AnswerView extends MessageView {
     this.show();
   }
 
-  // The message has grown, or ended.
+  // The message has grown, or ended. While it grows, four fifths of the time are left for other things than showing it.
   show() {
     const { message } = this;
     const isRunning = message.ending === null;
+    const began = performance.now();
+    clearTimeout(this.timer);
+    if (isRunning && began < this.due) {
+      this.timer = setTimeout(() => this.show(), this.due - began);
+      return;
+    }
     this.element.toggleAttribute("data-running", isRunning);
     this.reasoning.show(message.reasoningRuns);
     this.content.show(message.contentRuns);
@@ -102,8 +111,10 @@ export class AnswerView extends MessageView {
     this.find("form").hidden = isRunning || !message.calls.length;
     this.find(".actions").hidden = isRunning;
     this.find(".copy").hidden = !this.copied;
+    this.find(".continue").hidden = message.ending !== "length" || !message.content || message.calls.length > 0;
     this.find(".facts").textContent = isRunning ? "" : facts(message);
     this.find(".error").textContent = message.error;
+    this.due = performance.now() + 4 * (performance.now() - began);
   }
 
   #addCall(call) {

@@ -21,6 +21,7 @@ async function reached(fetched) {
 }
 
 async function refusal(answer) {
+  if (answer.status === 401) return "The server wants an API key, or another one: enter it above.";
   const text = await answer.text();
   try {
     return JSON.parse(text).error.message;

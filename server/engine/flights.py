@@ -100,7 +100,8 @@ class Flights:
 
     def add(self, requests: Sequence[Submit], receiver: Receiver) -> None:
         """The requests of a new group wait to be sent."""
-        flight = Flight(receiver, {r.request_id: r for r in requests}, {r.request_id: [] for r in requests})
+        token_ids = {r.request_id: list(r.output_token_ids or ()) for r in requests}
+        flight = Flight(receiver, {r.request_id: r for r in requests}, token_ids)
         self._by_id |= dict.fromkeys(flight.open, flight)
         self._waiting.append(flight)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import string
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from headway.server.base.conversation import Conversation
@@ -13,11 +13,11 @@ from headway.server.base.conversation import Conversation
 _LETTERS = string.ascii_letters + string.digits
 
 
-def new_call_id(length: int | None) -> str:
+def new_call_id(length: int | None, draws: Random) -> str:
     """Returns an id that no other call has. length: of ids of letters and digits alone; None: of any form."""
     if length is None:
-        return f"call_{secrets.token_hex(12)}"
-    return "".join(secrets.choice(_LETTERS) for _ in range(length))
+        return f"call_{draws.randbytes(12).hex()}"
+    return "".join(draws.choice(_LETTERS) for _ in range(length))
 
 
 def with_call_ids(conversation: Conversation, length: int | None) -> Conversation:

@@ -102,7 +102,8 @@ class Delta(msgspec.Struct, frozen=True):
     end. num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice;
     accepted and rejected are drafts, or tokens of the prediction if there is one. A piece that has nothing to
     show yet carries its counts alone. parts: what is shown instead of the text, where it is split into parts;
-    a part may come later than its text. end: where the text ends so far.
+    a part may come later than its text. end: where the text ends so far. event: what it was made of, where
+    the stream tells that.
     """
 
     index: int
@@ -116,6 +117,7 @@ class Delta(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
     parts: tuple[Part, ...] | None = None
     end: int = 0
+    event: TokenEvent | None = None
 
     @property
     def is_shown(self) -> bool:

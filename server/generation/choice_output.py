@@ -4,7 +4,8 @@ has them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random, SystemRandom
 from typing import Any
 
 from headway.engine import Thinking
@@ -33,7 +34,7 @@ class OutputOptions:
     calls are content like any other text.
 
     is_single_call: the choice ends with its first call. thinking: where reasoning begins and ends, in token
-    ids; None for a model that does not reason.
+    ids; None for a model that does not reason. draws: where the ids of calls come from.
     """
 
     format: OutputFormat
@@ -41,6 +42,7 @@ class OutputOptions:
     tools: Sequence[dict[str, Any]] | None = None
     is_single_call: bool = False
     thinking: Thinking | None = None
+    draws: Random = field(default_factory=SystemRandom, compare=False, repr=False)
 
     @property
     def counts_reasoning(self) -> bool:
@@ -69,6 +71,7 @@ class ChoiceOutput:
         calls = options.format.calls if options.tools else None
         self._openers = () if calls is None else calls.openers
         self._call_id_length = options.format.call_id_length
+        self._draws = options.draws
         self.num_calls = 0
         self.num_malformed = 0  # beginnings of calls that are content
 
@@ -111,7 +114,8 @@ class ChoiceOutput:
                     self.num_malformed += sum(piece.text.count(opener) for opener in self._openers)
                 yield piece
                 continue
-            yield NumberedCall(self.num_calls, new_call_id(self._call_id_length), piece.name, piece.arguments)
+            call_id = new_call_id(self._call_id_length, self._draws)
+            yield NumberedCall(self.num_calls, call_id, piece.name, piece.arguments)
             self.num_calls += 1
             if self._is_single_call:
                 return

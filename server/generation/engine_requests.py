@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from headway.engine import (
     SamplingParams,
     ThinkingBudget,
 )
+from headway.server.base.continuation import Continuation
 from headway.server.base.errors import ApiError
 from headway.server.generation.choice import ChoiceRequest
 from headway.server.generation.choice_output import OutputOptions
@@ -43,7 +44,8 @@ class RequestOptions:
     name another's prefixes. bad_words: their ids, from encode_bad_words. prediction: the ids of what is
     predicted. grammar: from grammar_of; the same for all choices. end_token_ids, end_strings: that end the
     text in addition to the model's own. output: how the texts are split into parts; None for text alone.
-    thinking_budget: where reasoning is closed. relaxed_thinking: where reasoning may be LOSSY.
+    thinking_budget: where reasoning is closed. relaxed_thinking: where reasoning may be LOSSY. continuation:
+    where seeds and ids of calls are drawn.
     """
 
     num_candidates: int = 1
@@ -62,6 +64,7 @@ class RequestOptions:
     output: OutputOptions | None = None
     thinking_budget: ThinkingBudget | None = None
     relaxed_thinking: RelaxedThinking | None = None
+    continuation: Continuation = field(default_factory=Continuation)
 
 
 def choice_requests(
@@ -87,6 +90,7 @@ def choice_requests(
     )
     stop_token_ids = _stop_token_ids(fields, end_token_ids)
     sampling = _sampling(fields, wanted, tokenizer)
+    draws = wanted.continuation.draws("seeds")
     return [
         ChoiceRequest(
             prompt_token_ids=token_ids,
@@ -107,16 +111,23 @@ def choice_requests(
             prompt_index=index,
             num_candidates=num_candidates,
             grammar=wanted.grammar,
-            output=wanted.output,
+            output=_output(wanted, index * num_candidates + candidate),
         )
         for index, token_ids in enumerate(prompts)
-        for seed in _seeds(fields.seed, num_candidates)
+        for candidate, seed in enumerate(_seeds(fields.seed, num_candidates, draws))
     ]
 
 
-def _seeds(seed: int | None, count: int) -> list[int]:
-    base = secrets.randbits(64) if seed is None else seed
+def _seeds(seed: int | None, count: int, draws: Random) -> list[int]:
+    base = draws.getrandbits(64) if seed is None else seed
     return [choice_seed(base, choice) for choice in range(count)]
+
+
+def _output(wanted: RequestOptions, choice: int) -> OutputOptions | None:
+    """Choices draw apart: which of them is ahead is chance."""
+    if wanted.output is None:
+        return None
+    return replace(wanted.output, draws=wanted.continuation.draws(f"calls {choice}"))
 
 
 def _max_tokens(

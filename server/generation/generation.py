@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import msgspec
+
 from headway.engine import (
     EngineDeadError,
     FinishReason,
@@ -25,6 +27,7 @@ from headway.engine import (
     TokenEvent,
     TokenLogprobs,
 )
+from headway.server.base.continuation import Continuation, Journal
 from headway.server.base.errors import ApiError
 from headway.server.engine.client import EngineClient
 from headway.server.generation.choice import Choice, ChoiceRequest, Delta
@@ -67,15 +70,18 @@ class DeltaQueue:
     A slow reader finds pieces of one choice put together, so that it catches up with few writes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins: bool = True) -> None:
+        """joins: False where a stream tells what each piece was made of."""
+        self._joins = joins
         self._deltas: deque[Delta] = deque()
         self._error: Exception | None = None
         self._has_news = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
         deltas = self._deltas
-        if deltas and deltas[-1].index == delta.index and len(deltas[-1].text) < MAX_JOINED_CHARACTERS:
-            deltas[-1] = deltas[-1].followed_by(delta)
+        last = deltas[-1] if deltas and self._joins else None
+        if last is not None and last.index == delta.index and len(last.text) < MAX_JOINED_CHARACTERS:
+            deltas[-1] = last.followed_by(delta)
         else:
             deltas.append(delta)
         self._has_news.set()
@@ -107,15 +113,20 @@ class Generation:
         *,
         metrics: Metrics | None = None,
         label: str = "",
+        continuation: Continuation | None = None,
     ) -> None:
-        """label: the name of the API request in the engine's logs; empty: it has none."""
+        """label: the name of the API request in the engine's logs; empty: it has none. continuation: what it
+        begins with, and whether it keeps a journal; None where it is new."""
         self._label = label
+        self._told = () if continuation is None else continuation.told
+        is_told = continuation is not None and continuation.keeps_journal
+        self.journal = Journal(continuation.num_sent) if continuation is not None and is_told else None
         self._engine = engine
         self._metrics = metrics
         self._requests = requests
         self._choices = [Choice(i, request, vocabulary) for i, request in enumerate(requests)]
         self.arrival_seconds = time.monotonic()
-        self._queue = DeltaQueue()
+        self._queue = DeltaQueue(joins=self.journal is None)
         self._choices_by_id: dict[int, Choice] = {}
         self.error: HeadwayError | None = None  # what ended it before its time
         self.queue_seconds: float | None = None  # of the choice that was admitted last
@@ -123,23 +134,37 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
         ids = [self._engine.new_request_id() for _ in self._requests]
-        pairs = zip(ids, self._requests, strict=True)
+        self._choices_by_id = dict(zip(ids, self._choices, strict=True))
+        outputs = self._retell()
         submits = [
-            _submit(request_id, request, group_id=ids[0], label=self._label) for request_id, request in pairs
+            _submit(request_id, self._requests[choice.index], outputs.get(choice.index), ids[0], self._label)
+            for request_id, choice in self._choices_by_id.items()
+            if choice.is_open
         ]
-        self._choices_by_id = {s.request_id: c for s, c in zip(submits, self._choices, strict=True)}
-        self._engine.submit(submits, self)
+        if submits:
+            self._engine.submit(submits, self)
         try:
-            num_open = len(submits)
+            num_open = len(ids)
             while num_open:
                 delta = await self._queue.take()
                 num_open -= delta.finish_reason is not None
+                if delta.event is not None and self.journal is not None:
+                    self.journal.add(delta.event)
                 yield delta
         except HeadwayError as error:
             self.error = error
             raise
         finally:
             self._engine.abort(self._choices_by_id)
+
+    def _retell(self) -> dict[int, list[int]]:
+        """Brings the choices to where another server had left them. Returns the tokens of each that has
+        any."""
+        outputs: dict[int, list[int]] = {}
+        for event in self._told:
+            outputs.setdefault(event.request_id, []).extend(event.token_ids)
+            self._queue.put(self._choices[event.request_id].take(event))
+        return outputs
 
     def put(self, event: TokenEvent) -> None:
         """Takes an event of one of the choices; a fault in it fails this generation alone."""
@@ -163,6 +188,9 @@ class Generation:
         if not choice.is_open:
             self._finish(choice)
             self._engine.abort([event.request_id], FinishReason.STOP)
+        if self.journal is not None:
+            own = msgspec.structs.replace(event, request_id=choice.index)
+            delta = msgspec.structs.replace(delta, event=own)
         self._queue.put(delta)
 
     @property
@@ -262,7 +290,9 @@ class Generation:
             self._metrics.requests.observe_prompt(request.num_candidates, longest)
 
 
-def _submit(request_id: int, request: ChoiceRequest, *, group_id: int, label: str) -> Submit:
+def _submit(
+    request_id: int, request: ChoiceRequest, output: list[int] | None, group_id: int, label: str
+) -> Submit:
     return Submit(
         request_id=request_id,
         prompt_token_ids=request.prompt_token_ids,
@@ -276,6 +306,7 @@ def _submit(request_id: int, request: ChoiceRequest, *, group_id: int, label: st
         group_id=group_id,
         grammar=request.grammar,
         label=label,
+        output_token_ids=output,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headway.server.base.continuation import JOURNAL, Journal
 from headway.server.base.errors import (
     ApiError,
     ClientGoneError,
@@ -33,8 +34,8 @@ class EventStreamResponse(Response):
     """Sends events as they come. A fault before anything was sent is an HTTP error; a later one is an event.
 
     keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never.
-    error_event: a fault as the last event; None for the envelope of the path's API. Mutable: `events` is run
-    through once.
+    error_event: a fault as the last event; None for the envelope of the path's API. journal: what the events
+    are made of, of which the stream tells, too. Mutable: `events` is run through once.
     """
 
     media_type = "text/event-stream"
@@ -46,13 +47,16 @@ class EventStreamResponse(Response):
         keep_alive_seconds: float = 0.0,
         keep_alive: bytes = KEEP_ALIVE,
         error_event: Callable[[ApiError], bytes] | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        super().__init__(headers=HEADERS)
+        super().__init__(headers=HEADERS if journal is None else {**HEADERS, JOURNAL: "1"})
         del self.headers["content-length"]
         self._events = events
         self._keep_alive_seconds = keep_alive_seconds
         self._keep_alive_event = keep_alive
         self._error_event = error_event
+        self._journal = journal
+        self._num_parts = 0
         self._is_started = False
         self._sent_seconds = time.monotonic()
 
@@ -74,7 +78,9 @@ class EventStreamResponse(Response):
         async with aclosing(self._events) as events:
             try:
                 async for event in events:
-                    await self._send_body(send, event)
+                    self._num_parts += 1
+                    if self._journal is None or self._num_parts > self._journal.num_sent:
+                        await self._send_body(send, event)
             except Exception as error:
                 if not self._is_started:
                     raise
@@ -94,6 +100,8 @@ class EventStreamResponse(Response):
             self._is_started = True
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
+        if self._journal is not None:
+            body += self._journal.mark(self._num_parts)
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _keep_alive(self, send: Send) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
 
+from headway.server.base.continuation import Continuation, continuation_of
 from headway.server.base.errors import NO_RETRY, ApiError
 from headway.server.generation.choice import ChoiceRequest, Delta
 from headway.server.generation.choice_output import OutputOptions, joined
@@ -25,7 +25,7 @@ from headway.server.protocol.usage import (
     SpeculationReport,
     Usage,
 )
-from headway.server.requests.services import Services, engine_info, system_fingerprint
+from headway.server.requests.services import Services, engine_info, request_id_of, system_fingerprint
 from headway.server.text.detokenizer import Vocabulary
 from headway.server.text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ class ChunkHeader(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """request_id: of the HTTP request. depth: drafts a round that a request may get at most. output: how the
-    choices' texts are split into parts; None for text alone."""
+    choices' texts are split into parts; None for text alone. continuation: where it has begun."""
 
     head: ChunkHeader
     fields: GenerationFields
@@ -56,6 +56,7 @@ class Answer:
     request_id: str
     depth: int
     output: OutputOptions | None = None
+    continuation: Continuation = field(default_factory=Continuation)
 
     @property
     def includes_usage(self) -> bool:
@@ -139,14 +140,24 @@ def new_answer(
     requests: Sequence[ChoiceRequest],
     num_prompt_tokens: int,
     services: Services,
-    request_id: str,
+    request: Request,
 ) -> Answer:
     """Returns a response whose generation has not started; `running` starts it."""
+    request_id, continuation = request_id_of(request), continuation_of(request)
     output = requests[0].output
     vocabulary = _vocabulary(fields, services.tokenizer, output)
-    generation = Generation(services.engine, vocabulary, requests, metrics=services.metrics, label=request_id)
+    generation = Generation(
+        services.engine,
+        vocabulary,
+        requests,
+        metrics=services.metrics,
+        label=request_id,
+        continuation=continuation if fields.stream else None,
+    )
     depth = engine_info(services).depth
-    return Answer(head, fields, generation, num_prompt_tokens, services, request_id, depth, output)
+    return Answer(
+        head, fields, generation, num_prompt_tokens, services, request_id, depth, output, continuation
+    )
 
 
 def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOptions | None) -> Vocabulary:
@@ -157,15 +168,18 @@ def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOp
     return tokenizer.vocabulary if output is None else tokenizer.vocabulary_showing(output.shown_tokens)
 
 
-def new_header(prefix: str, kind: str, services: Services) -> ChunkHeader:
+def new_header(prefix: str, kind: str, services: Services, request: Request) -> ChunkHeader:
     """prefix, kind: with what OpenAI's ids of these objects begin, and what the objects are called."""
-    name = f"{prefix}{secrets.token_hex(12)}"
-    return ChunkHeader(name, kind, int(time.time()), services.model_name, system_fingerprint(services))
+    continuation = continuation_of(request)
+    name = f"{prefix}{continuation.draws('id').randbytes(12).hex()}"
+    created = continuation.created_unix
+    return ChunkHeader(name, kind, created, services.model_name, system_fingerprint(services))
 
 
 def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamResponse:
     seconds = answer.services.limits.keep_alive_seconds
-    return EventStreamResponse(_events(answer, choices_of), keep_alive_seconds=seconds)
+    journal = answer.generation.journal
+    return EventStreamResponse(_events(answer, choices_of), keep_alive_seconds=seconds, journal=journal)
 
 
 async def collect(answer: Answer) -> list[Delta]:

@@ -3,9 +3,9 @@ be."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from msgspec.structs import replace
@@ -92,8 +92,12 @@ class OpenText:
 class OutputItems:
     """Mutable: fed with the deltas of the one choice in their order."""
 
-    def __init__(self, forms: ReasoningForms, tools: ResponseTools, logprobs: PartLogprobs | None) -> None:
-        """logprobs: finds the tokens of the messages' texts; None where none are asked for."""
+    def __init__(
+        self, forms: ReasoningForms, tools: ResponseTools, logprobs: PartLogprobs | None, draws: Random
+    ) -> None:
+        """logprobs: finds the tokens of the messages' texts; None where none are asked for. draws: where the
+        items' ids come from."""
+        self._draws = draws
         self.done: list[Item] = []
         self._open: OpenText | None = None
         self._forms, self._tools = forms, tools
@@ -145,7 +149,7 @@ class OutputItems:
             yield TextDelta(**place, delta=part.text, logprobs=logprobs)
 
     def _begin(self, *, is_reasoning: bool) -> Iterator[Event]:
-        opened = OpenText(_item_id("rs" if is_reasoning else "msg"), is_reasoning, self._forms)
+        opened = OpenText(self._new_id("rs" if is_reasoning else "msg"), is_reasoning, self._forms)
         self._open, index = opened, len(self.done)
         yield ItemAdded(output_index=index, item=opened.item(IN_PROGRESS))
         yield PartAdded(output_index=index, item_id=opened.item_id, part=opened.part)
@@ -170,7 +174,7 @@ class OutputItems:
 
     def _call(self, call: NumberedCall) -> Iterator[Event]:
         """A call comes whole: its arguments are one delta."""
-        item = self._tools.item(call, _item_id("fc"), COMPLETED)
+        item = self._tools.item(call, self._new_id("fc"), COMPLETED)
         yield ItemAdded(output_index=len(self.done), item=_begun(item))
         place: dict[str, Any] = {"output_index": len(self.done), "item_id": item.id}
         if isinstance(item, CustomCallItem):
@@ -180,6 +184,9 @@ class OutputItems:
             yield ArgumentsDelta(**place, delta=item.arguments)
             yield ArgumentsDone(**place, name=item.name, arguments=item.arguments)
         yield from self._finished(item)
+
+    def _new_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._draws.randbytes(12).hex()}"
 
     def _finished(self, item: Item) -> Iterator[Event]:
         yield ItemDone(output_index=len(self.done), item=item)
@@ -193,7 +200,3 @@ def _begun(item: CallItem) -> CallItem:
     if isinstance(item, SearchCallItem):
         return replace(item, status=IN_PROGRESS)
     return replace(item, status=IN_PROGRESS, arguments="")
-
-
-def _item_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(12)}"

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.server.base.continuation import continuation_of
 from headway.server.base.errors import ApiError
 from headway.server.generation.choice import Delta
 from headway.server.generation.engine_requests import (
@@ -42,7 +43,7 @@ from headway.server.requests.answer import (
     new_header,
 )
 from headway.server.requests.body import body_of, tell_ignored
-from headway.server.requests.services import Services, check_model, engine_info, request_id_of, services_of
+from headway.server.requests.services import Services, check_model, engine_info, services_of
 from headway.server.text.fim import FAMILIES
 from headway.server.text.prompt import EncodedPrompt, PromptOptions, encode_prompts
 from headway.server.text.tokenizer import Tokenizer
@@ -87,11 +88,12 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     wanted = replace(
         _wanted(body, services, owner, await encode_bad_words(body, tokenizer)),
         grammar=await grammar_of(body, services.grammars, info, ignored),
+        continuation=continuation_of(request),
     )
     tell_ignored(request, *ignored)
     requests = choice_requests(body, wanted, ids, tokenizer, info)
-    head = new_header("cmpl-", "text_completion", services)
-    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request_id_of(request))
+    head = new_header("cmpl-", "text_completion", services, request)
+    answer = new_answer(head, body, requests, sum(map(len, ids)), services, request)
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
 
 

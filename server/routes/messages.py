@@ -41,7 +41,10 @@ async def create_message(request: Request) -> Response:
     writer = await _translated(body, services, partial(_begin, body, request, services))
     if body.stream:
         seconds = services.limits.keep_alive_seconds
-        return EventStreamResponse(writer.events(), keep_alive_seconds=seconds, keep_alive=PING)
+        journal = writer.answer.generation.journal
+        return EventStreamResponse(
+            writer.events(), keep_alive_seconds=seconds, keep_alive=PING, journal=journal
+        )
     message = await unless_disconnected(request.receive, writer.message())
     return Response(msgspec.json.encode(message), media_type="application/json")
 

@@ -70,7 +70,10 @@ async def create_response(request: Request) -> Response:
     if body.stream:
         seconds = services.limits.keep_alive_seconds
         return EventStreamResponse(
-            writer.events(), keep_alive_seconds=seconds, error_event=writer.failed_event
+            writer.events(),
+            keep_alive_seconds=seconds,
+            error_event=writer.failed_event,
+            journal=answer.generation.journal,
         )
     whole = await unless_disconnected(request.receive, writer.whole())
     return Response(msgspec.json.encode(whole), media_type="application/json")
@@ -96,7 +99,7 @@ class ResponseWriter:
             body.include_reasoning is not False, body.wants_carried_reasoning, body.summary is not None
         )
         logprobs = PartLogprobs(self.tokenizer.full_vocabulary) if self.wants_logprobs else None
-        self.items = OutputItems(forms, self.tools, logprobs)
+        self.items = OutputItems(forms, self.tools, logprobs, self.answer.continuation.draws("items"))
         self.begun = _begun(self.body, self.answer, self.tokenizer)
 
     async def whole(self) -> ResponseObject:

@@ -1,5 +1,5 @@
-"""Codex CLI with the configuration of docs/api.md: plain, its tools of every type, an MCP server, a schema, a
-session that goes on."""
+"""Codex CLI with the configuration of docs/clients.md: plain, its tools of every type, an MCP server, a
+schema, a session that goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway_testing.client_session import call_of, said_by
 from headway_testing.daemon import Server
 from headway_testing.scripted_process import TURN
 
-PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text()
 MODEL = "demo-tools"
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -23,7 +23,7 @@ Run = Callable[..., list[dict[str, Any]]]
 @pytest.fixture
 def run(scripted_server: Server, node_programs: Path, tmp_path: Path) -> Run:
     """Runs `codex exec` and returns its events, without notes of its start."""
-    lines = PAGE.split("# ~/.codex/config.toml\n")[1].split("```")[0].splitlines()
+    lines = PAGE.split("```toml\n")[1].split("```")[0].splitlines()
     told = "\n".join(line.strip() for line in lines)
     config = told.replace('"NAME"', f'"{MODEL}"').replace("http://localhost:8000", scripted_server.url)
     assert config.count(MODEL) == config.count(scripted_server.url) == 1

@@ -1,4 +1,4 @@
-"""opencode with a provider of OpenAI's compatible kind: a loop of tools, and a session that goes on."""
+"""opencode with the configuration of docs/clients.md: a loop of tools, and a session that goes on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headway_testing.client_session import call_of, said_by
 from headway_testing.daemon import Server
 from headway_testing.scripted_process import TURN
 
+PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text()
 MODEL = "demo-tools"
 QUIET = (
     "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_LSP_DOWNLOAD", "OPENCODE_DISABLE_DEFAULT_PLUGINS",
@@ -22,15 +23,9 @@ Run = Callable[..., list[dict[str, Any]]]
 @pytest.fixture
 def run(scripted_server: Server, node_programs: Path, tmp_path: Path) -> Run:
     """Runs `opencode run` and returns its events."""
-    served = {"name": MODEL, "tool_call": True, "limit": {"context": 32000, "output": 2000}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Headway",
-        "options": {"baseURL": f"{scripted_server.url}/v1", "apiKey": "none"},
-        "models": {MODEL: served},
-    }
-    names = dict.fromkeys(("model", "small_model"), f"headway/{MODEL}")
-    config = {**names, "autoupdate": False, "share": "disabled", "provider": {"headway": provider}}
+    told = PAGE.split("```json\n")[1].split("```")[0]
+    config = json.loads(told.replace("NAME", MODEL).replace("http://localhost:8000", scripted_server.url))
+    config |= {"small_model": config["model"], "autoupdate": False, "share": "disabled"}
     (tmp_path / "opencode.json").write_text(json.dumps(config))
 
     def events(script: str, *arguments: str) -> list[dict[str, Any]]:

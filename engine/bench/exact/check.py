@@ -71,21 +71,23 @@ class Check:
         """Runs these texts at depth 0, alone, each with a cache of its own. One token more than trials have
         tells what follows them."""
         self._session.choose(0, None)
+        began = time.monotonic()
         for done, index in enumerate(indices):
             text = self._texts[index]
             job = Job(text.prompt, text.sampling(is_scored=True), self._num_tokens + 1, f"reference-{index}")
             self.references[index] = self._session.run([job])[0]
-            self._tell_now_and_then(f"references: {done + 1} of {len(indices)}")
+            self._tell_now_and_then("runs alone", done + 1, len(indices), began)
 
     def run_groups(self, groups: Sequence[Group], *, is_restarted: bool = False) -> None:
         """is_restarted: the session's engine is another one than that of the references."""
         if is_restarted:
             self.outcome.restarted |= {trial.index for group in groups for trial in group.trials}
+        began = time.monotonic()
         for done, group in enumerate(groups):
             self._run_group(group)
-            self._tell_now_and_then(
-                f"groups: {done + 1} of {len(groups)}, {len(self.outcome.differences)} requests differ"
-            )
+            half = "second" if is_restarted else "first"
+            differ = f"; {len(self.outcome.differences)} requests differ so far"
+            self._tell_now_and_then(f"groups, {half} half", done + 1, len(groups), began, differ)
         coverage, counting = self.outcome.coverage, self._session.counting
         coverage.num_mixed_steps += counting.num_mixed
         coverage.num_masked_steps += counting.num_masked
@@ -195,10 +197,15 @@ class Check:
         wanted = self.references[trial.text]
         return difference(trial.index, trial.text, wanted, answer, circumstances, start=start)
 
-    def _tell_now_and_then(self, what: str) -> None:
-        if time.monotonic() - self._told > TOLD_EVERY_SECONDS:
-            self._told = time.monotonic()
-            self._tell(what)
+    def _tell_now_and_then(
+        self, what: str, num_done: int, num_all: int, began: float, more: str = ""
+    ) -> None:
+        """began: when the first of them did, by the monotonic clock."""
+        now = time.monotonic()
+        if now - self._told > TOLD_EVERY_SECONDS:
+            self._told = now
+            left = (now - began) / num_done * (num_all - num_done)
+            self._tell(f"{what}: {num_done} of {num_all}, about {left:.0f} s left{more}")
 
 
 def _salt(trial: Trial) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
+from headway_testing.hybrid import HybridOracle, one_by_one, packed, rewrite
 
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.mtp_head import MtpHead
@@ -74,3 +76,22 @@ def test_what_cannot_be_quantised_is_said(tmp_path: Path) -> None:
     narrow = random_mimo(tmp_path / "narrow", hidden_size=64, intermediate_size=96)
     with pytest.raises(ModelError, match="take another --quantize than int4"):
         loaded(narrow, Quantize("int4"))
+
+
+@pytest.mark.parametrize("layout", [packed, one_by_one], ids=["packed", "one by one"])
+def test_experts_are_those_of_a_written_folder(
+    layout: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    """In the trunk and in the MTP head; a gate shares no block of scales with what it multiplies."""
+    source = HybridOracle(architecture="Qwen3_5MoeForCausalLM").save(tmp_path / "source")
+    rewrite(source, layout)
+    assert main([str(source), str(tmp_path / "own"), "--format", "fp8"]) == 0
+    written = loaded(tmp_path / "own", Quantize()).tensors()
+    found = loaded(source, Quantize("fp8")).tensors()
+    plain = loaded(source, Quantize()).tensors()
+    assert found.keys() == written.keys() == plain.keys()
+    assert [path for path in found if not torch.equal(found[path], written[path])] == []
+    changed = {path for path in plain if not torch.equal(plain[path], found[path])}
+    assert {"layers.0.feed_forward.experts.gate_up", "mtp.0.feed_forward.experts.down"} <= changed
+    assert "layers.0.feed_forward.shared.up.weight" in changed
+    assert not {path for path in changed if "router" in path or "shared_gate" in path}

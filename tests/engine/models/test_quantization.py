@@ -161,3 +161,31 @@ def test_patterns_that_never_end_are_not_tried() -> None:
     start = time.perf_counter()
     assert not any(keeps(*patterns, layer=f"{name}.{name}") for _ in range(20))
     assert time.perf_counter() - start < 5
+
+
+def test_older_packs_write_the_sizes_of_a_block_as_text() -> None:
+    def read(block: object) -> Quantization:
+        weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": block}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+        found = read_quantization({"quantization_config": config}, ModelError)
+        assert found is not None
+        return found
+
+    assert read("128x64").blocks == read([128, 64]).blocks == ((128, 64),)
+    for broken in ("128", "128x0", "axb", "1x2x3"):
+        with pytest.raises(ModelError, match="cannot be read"):
+            read(broken)
+
+
+def test_a_pack_whose_cache_alone_is_quantised_has_weights_as_they_are() -> None:
+    config = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    assert read_quantization({"quantization_config": config}, ModelError) is None
+
+
+def test_a_name_that_ends_in_a_dot_stands_for_the_layers_below() -> None:
+    config = {"quant_method": "awq", "modules_to_not_convert": ["model.layers.0.", "visual."]}
+    found = read_quantization({"quantization_config": config}, ModelError)
+    assert found is not None
+    assert found.keeps("model.layers.0.mlp.up_proj")
+    assert not found.keeps("model.layers.1.mlp.up_proj")

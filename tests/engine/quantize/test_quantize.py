@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.checkpoints import mimo_config, random_mimo, random_qwen2, random_tensors, write_folder
-from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import HybridOracle
 from headway_testing.oracle import Oracle
 from headway_testing.paged import load_pair
@@ -143,7 +142,6 @@ def test_lm_head_is_quantized_where_that_is_wanted(tmp_path: Path) -> None:
         ("again", "is quantized already (compressed-tensors)"),
         ("full", "holds a model already"),
         ("missing", "does not exist"),
-        ("experts", "has experts, which are not written quantized; serve it with --quantize"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(
@@ -159,8 +157,6 @@ def test_what_cannot_be_written_is_one_line(
         target = source
     if change == "missing":
         source = tmp_path / "nowhere"
-    if change == "experts":
-        source = save(tiny_model("MixtralForCausalLM"), "MixtralForCausalLM", tmp_path / "experts")
     capsys.readouterr()
     assert main([str(source), str(target), *(["--quantize-lm-head"] if change == "tied" else [])]) == 1
     out, err = capsys.readouterr()
@@ -217,3 +213,14 @@ def test_nothing_is_written_into_a_part_of_a_model_or_without_a_weight(
     assert main([str(source), str(target), "--format", form]) == 1
     assert said in capsys.readouterr().err
     assert not (target / "config.json").exists()
+
+
+def test_folders_of_templates_are_copied_and_weights_in_folders_are_not(tmp_path: Path) -> None:
+    source = random_mimo(tmp_path / "source", torch_dtype="bfloat16", **WIDE)
+    for path in ("templates/tools.jinja", "original/consolidated.pth", ".cache/lock"):
+        (source / path).parent.mkdir()
+        (source / path).write_text("{}")
+    assert main([str(source), str(tmp_path / "own"), "--format", "fp8"]) == 0
+    assert (tmp_path / "own/templates/tools.jinja").read_text() == "{}"
+    assert not (tmp_path / "own/original/consolidated.pth").exists()
+    assert not (tmp_path / "own/.cache").exists()

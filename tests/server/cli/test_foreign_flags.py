@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,10 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         ("--enable-lora", "adapters are not served"),
         ("--max_model_len 5", "there is no --max_model_len; did you mean --max-model-len?"),
         ("--depht 3", "there is no --depht; did you mean --depth?"),
+        (
+            "--max-num-seq 9",
+            "there is no --max-num-seq; --max-num-seqs is a flag of other servers: use --max-running",
+        ),
         ("--colour", "there is no --colour; --help-all names all flags"),
         ("--download-dir /models", "--download-dir was removed: use the variable HF_HUB_CACHE"),
         (
@@ -97,6 +102,45 @@ def test_other_flags_are_refused_with_what_to_use_and_without_their_values(
     assert told in error
     assert KEY not in error
     assert not served
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (f"complete x --modle={KEY}", "headway complete: error: there is no --modle; did you mean --model?"),
+        (
+            f"chat --max-token {KEY}",
+            "headway chat: error: there is no --max-token; did you mean --max-tokens?",
+        ),
+        ("complete two words", "there is no argument 'words'; put quotes around values with spaces"),
+        ("sevre ORG/NAME", "headway: error: there is no command 'sevre'; did you mean serve?"),
+        ("run ORG/NAME", "there is no command 'run'; the commands are serve, chat,"),
+        (f"--api-key={KEY}", "--api-key needs a command before it, such as headway serve --api-key"),
+    ],
+)
+def test_what_no_command_has_is_refused_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(line.split())
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert told in error
+    assert KEY not in error
+
+
+def test_the_page_says_of_other_servers_flags_what_the_command_says() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/from_other_servers.md").read_text()
+    table = page.partition("| vLLM | SGLang | llama-server | Headway |\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
+    assert len(rows) > 10
+    for *theirs, ours in rows:
+        told = set(re.findall(r"`(--[a-z-]+)`", ours)) or {"one server", "adapters"}
+        for flag in re.findall(r"`(--?[a-z-]+)`", " ".join(theirs)):
+            name = flag.lstrip("-")
+            if name not in foreign_flags.HARMLESS and flag not in told:
+                error = foreign_flags.refusal(flag, name, OURS)
+                assert any(one in error for one in told) or "config.json" in error, error
 
 
 def test_what_is_to_be_used_exists_and_no_flag_is_in_two_tables() -> None:

@@ -44,7 +44,7 @@ async def test_every_control_has_a_name(chat: ChatPage, answer: Answer) -> None:
     assert [role for role, name in found if not name.strip()] == []
     fields = [name for role, name in found if role in ("textbox", "combobox", "checkbox", "spinbutton")]
     assert len(set(fields)) == len(fields)
-    assert {"message", "edited message", "system prompt", "temperature", "Result of f", "tools, a JSON list"} <= set(fields)  # fmt: skip
+    assert {"message", "edited message", "System prompt", "Temperature", "Result of f", "Tools, a JSON list"} <= set(fields)  # fmt: skip
 
 
 async def test_the_focus_is_seen_wherever_tab_leads(chat: ChatPage, answer: Answer) -> None:
@@ -164,10 +164,13 @@ async def test_the_end_of_an_answer_is_read_out_with_its_reason(
 
 async def test_the_chat_fits(chat: ChatPage, answer: Answer) -> None:
     """320 by 256 is a window of 1,280 by 1,024 enlarged four times."""
-    answer("<think>hm</think>" + "the-quick-brown-fox" * 4 + CALL)
+    wide = f"```\n{'quick ' * 30}\n```\n|{' quick |' * 9}\n|{'---|' * 9}\n"
+    answer("<think>hm</think>" + "the-quick-brown-fox" * 4 + f"\n\n{wide}\n\n" + CALL)
     await chat.set("tools", json.dumps(TOOLS))
     await chat.page.set_viewport_size({"width": 320, "height": 256})
     await chat.ask("https://example.org/" + "quick" * 30)
+    await chat.find("#chat-list-toggle").click()
+    await expect(chat.find("#chats .delete")).to_be_visible()
     for width, height in ((320, 256), (320, 568), (360, 740), (1440, 900)):
         await chat.page.set_viewport_size({"width": width, "height": height})
         await check_fit(chat, width, height)

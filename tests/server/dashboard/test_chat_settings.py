@@ -34,7 +34,16 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
     await chat.ask("Hello")
     assert set(chat.bodies[0]) == ALWAYS
     assert engine.submitted[0].max_draft_tokens is None
-    for name, value in (("temperature", "0.5"), ("top-p", "0.9"), ("max-tokens", "7"), ("seed", "11")):
+    filled = {
+        "temperature": "0.5",
+        "top-p": "0.9",
+        "top-k": "40",
+        "min-p": "0.1",
+        "max-tokens": "7",
+        "seed": "11",
+        "thinking-budget": "5",
+    }
+    for name, value in filled.items():
         await chat.set(name, value)
     await chat.find("#chat-drafts").select_option("1")
     shown = await chat.ask("Again")
@@ -44,7 +53,9 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
     await expect(shown.locator(".facts")).not_to_contain_text("drafts accepted")
     await chat.find("#chat-drafts").select_option("1")
     body = {name: value for name, value in chat.bodies[1].items() if name not in ALWAYS}
-    assert body == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 11}
+    assert body == {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "max_tokens": 7, "seed": 11, "thinking_budget_tokens": 5,
+    }  # fmt: skip
     submitted = engine.submitted[1]
     assert (submitted.max_tokens, submitted.max_draft_tokens) == (7, 1)
     assert submitted.sampling.temperature == 0.5
@@ -57,8 +68,8 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("temperature", "3", "temperature: Value must be less than or equal to 2."),
-        pytest.param("max-tokens", "1.5", "most tokens: Please enter a valid value.", marks=pytest.mark.long),
+        ("temperature", "3", "Temperature: Value must be less than or equal to 2."),
+        pytest.param("max-tokens", "1.5", "Token limit: Please enter a valid value.", marks=pytest.mark.long),
         ("schema", '{"type": ', "This is no valid JSON: "),
         pytest.param("schema", "[]", "The schema must be a JSON object", marks=pytest.mark.long),
         ("tools", "{}", "The tools must be a JSON list"),
@@ -85,6 +96,24 @@ async def test_a_setting_that_is_wrong_is_told_before_anything_is_sent(
     await chat.input.press("Enter")
     await chat.ended()
     assert (await chat.texts())[0] == "Hello"
+
+
+async def test_on_a_phone_settings_are_closed_and_those_for_experts_folded(chat: ChatPage) -> None:
+    await chat.page.set_viewport_size({"width": 390, "height": 844})
+    await chat.page.reload()
+    temperature, top_p = chat.find("#chat-temperature"), chat.find("#chat-top-p")
+    await expect(temperature).to_be_hidden()
+    await chat.find("#chat-settings-toggle").click()
+    await expect(temperature).to_be_visible()
+    await expect(top_p).to_be_hidden()
+    fold = chat.find("#chat-more summary")
+    await fold.click()
+    await chat.set("top-p", "3")
+    await fold.click()
+    await chat.send("Hello")
+    await expect(top_p).to_be_focused()
+    await expect(chat.find("#chat-top-p-error")).to_contain_text("Top p: ")
+    assert chat.bodies == []
 
 
 async def test_a_schema_is_a_response_format(chat: ChatPage, answer: Answer, engine: FakeEngine) -> None:

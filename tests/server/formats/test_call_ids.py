@@ -4,6 +4,7 @@ follow them."""
 from __future__ import annotations
 
 import re
+from random import SystemRandom
 from typing import Any
 
 import httpx
@@ -123,7 +124,7 @@ async def test_function_calls_of_old_have_ids_too(
 
 
 def test_new_ids_differ_and_have_the_form() -> None:
-    assert re.fullmatch("call_[0-9a-f]{24}", new_call_id(None))
-    ids = {new_call_id(9) for _ in range(1000)}
+    assert re.fullmatch("call_[0-9a-f]{24}", new_call_id(None, SystemRandom()))
+    ids = {new_call_id(9, SystemRandom()) for _ in range(1000)}
     assert len(ids) == 1000
     assert all(re.fullmatch("[0-9a-zA-Z]{9}", one) for one in ids)

@@ -123,8 +123,16 @@ async def test_a_time_that_is_no_number_is_refused(client: httpx.AsyncClient, af
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
 
 
-def test_the_chart_library_comes_with_its_licence() -> None:
-    assert "MIT License" in (FOLDER / "uplot.LICENSE").read_text()
-    assert (
-        (FOLDER / "uplot.min.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
-    )
+@pytest.mark.parametrize(
+    ("name", "version", "licence"),
+    [
+        ("uplot", "uPlot (v1.6.32)", "MIT License"),
+        ("marked", "marked v18.2.1", "Permission is hereby granted, free of charge"),
+        ("purify", "DOMPurify 3.5.0", "Apache License"),
+        ("highlight", "Highlight.js v11.12.0", "BSD 3-Clause License"),
+        ("katex", 'version:"0.19.1"', "MIT License"),
+    ],
+)
+def test_a_library_comes_with_its_licence(name: str, version: str, licence: str) -> None:
+    assert licence in (FOLDER / f"{name}.LICENSE").read_text()
+    assert version in (FOLDER / f"{name}.min.js").read_text()

@@ -103,7 +103,7 @@ class FakeEngine:
         if self.refusal is not None:
             self._end(request, receiver, self.refusal)
             return
-        done = 0
+        done = len(request.output_token_ids or ())
         script = self.script(request)[: request.max_tokens]
         while True:
             await asyncio.sleep(self.round_seconds)

@@ -1,0 +1,68 @@
+// The list of the chats that this browser keeps: opens, renames, exports and deletes them.
+import { deleteChat, exportedChat, keptChats, renameChat } from "./conversation.js";
+
+const $ = (id) => document.getElementById(id);
+
+export class ChatList {
+  // onOpen, onDelete, onRename: get the id of a chat. currentId: returns that of the chat that is shown.
+  constructor({ currentId, onOpen, onDelete, onRename }) {
+    Object.assign(this, { currentId, onOpen, onDelete, onRename });
+    $("chat-list-toggle").addEventListener("click", () => this.open($("chat-list").hidden));
+  }
+
+  open(isOpen) {
+    $("chat-list").hidden = !isOpen;
+    $("chat-list-toggle").setAttribute("aria-expanded", isOpen);
+    if (isOpen) this.show();
+  }
+
+  show() {
+    const chats = keptChats();
+    $("chats").replaceChildren(...chats.map((chat) => this.#itemOf(chat)));
+    $("no-chats").hidden = chats.length > 0;
+  }
+
+  #itemOf({ id, title, savedAt }) {
+    const item = $("chat-item-template").content.firstElementChild.cloneNode(true);
+    const open = item.querySelector(".open");
+    open.textContent = title;
+    if (id === this.currentId()) open.setAttribute("aria-current", "true");
+    item.querySelector("time").textContent = new Date(savedAt).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+    const actions = { open: () => this.#open(id), rename: () => this.#rename(id, title), export: () => download(id), delete: () => this.#delete(id, title) };
+    for (const [name, act] of Object.entries(actions)) {
+      const button = item.querySelector(`.${name}`);
+      button.addEventListener("click", act);
+      if (name !== "open") button.setAttribute("aria-label", `${button.textContent} ${title}`);
+    }
+    return item;
+  }
+
+  #open(id) {
+    this.open(false);
+    this.onOpen(id);
+  }
+
+  #rename(id, title) {
+    const name = prompt("Name of the chat", title)?.trim();
+    if (!name) return;
+    renameChat(id, name);
+    this.onRename(id, name);
+    this.show();
+  }
+
+  #delete(id, title) {
+    if (!confirm(`Delete the chat “${title}”? It cannot be brought back.`)) return;
+    deleteChat(id);
+    this.onDelete(id);
+    this.show();
+  }
+}
+
+function download(id) {
+  const chat = exportedChat(id);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(chat, null, 2)], { type: "application/json" }));
+  link.download = `${chat.title.replace(/[^\p{L}\p{N} ._-]/gu, "").trim() || "chat"}.json`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

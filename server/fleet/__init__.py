@@ -1,0 +1,1 @@
+"""A fleet on Ray Serve: several servers of one model behind one address."""

@@ -1,0 +1,113 @@
+"""Which replica a request goes to: the one that has probably computed the beginning of its prompt before.
+
+A hash ring gives each key an owner, and most keys keep theirs when replicas come and go (Karger et al.,
+1997). An owner that is far ahead of the others is passed over, as in consistent hashing with bounded loads
+(Mirrokni et al., 2018). Nothing is remembered between requests, so that any number of ingresses agree.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+NUM_POINTS = 64  # of a replica on the ring: shares differ by some 10 %
+# Of a prompt or a user's first message: some 16 blocks of 16 tokens, which those of one document share.
+KEY_BYTES = 1024
+# An owner may have a quarter more requests than the mean, and a few, for which a cached prefix is worth more
+# than an even load.
+LOAD_SHARE, LOAD_SLACK = 1.25, 8
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+
+
+class _Body(msgspec.Struct):
+    """The fields that a prompt is made of, as the client wrote them; the APIs have different ones."""
+
+    system: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    messages: list[msgspec.Raw] = []
+    input: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+
+
+def prompt_key(body: bytes) -> bytes:
+    """Returns what requests with the same beginning have in common: prompt_cache_key if there is one, else
+    what the system says and the first KEY_BYTES of the prompt or of the user's first message; all with
+    cache_salt, without which no prefix is found. Empty for a body without a prompt.
+
+    A conversation keeps its key while it grows: it ends with the first message of its user.
+    """
+    try:
+        found = msgspec.json.decode(body, type=_Body)
+        turns = found.messages or _turns(found.input)
+        before, first = _opening(turns)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return b""
+    text = found.prompt_cache_key.encode(errors="surrogatepass") if found.prompt_cache_key else b""
+    if not text:
+        begin = first[:KEY_BYTES] or bytes(found.prompt)[:KEY_BYTES]
+        text = b"".join(map(bytes, (found.system, found.instructions, *before))) + begin
+    salt = (found.cache_salt or "").encode(errors="surrogatepass")
+    return salt + b"\0" + text if text else b""
+
+
+def _turns(items: msgspec.Raw) -> list[msgspec.Raw]:
+    """The input of /v1/responses, which may be a text."""
+    if not bytes(items).startswith(b"["):
+        return [items] if bytes(items) else []
+    return msgspec.json.decode(items, type=list[msgspec.Raw])
+
+
+def _opening(turns: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], bytes]:
+    """Returns the messages before the first of the user, and that one."""
+    for i, turn in enumerate(turns):
+        text = bytes(turn)
+        if not text.startswith(b"{") or msgspec.json.decode(turn, type=_Message).role == "user":
+            return turns[:i], text
+    return turns, b""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """points: hashes in ascending order. owners: the replica of each."""
+
+    points: tuple[int, ...]
+    owners: tuple[str, ...]
+
+    def owner(self, key: bytes) -> str:
+        index = bisect.bisect(self.points, _hash(key)) % len(self.points)
+        return self.owners[index]
+
+
+@lru_cache(maxsize=8)
+def ring_of(replicas: frozenset[str]) -> Ring:
+    """replicas: at least one."""
+    placed = sorted((_hash(f"{name} {i}".encode()), name) for name in replicas for i in range(NUM_POINTS))
+    return Ring(tuple(point for point, _ in placed), tuple(name for _, name in placed))
+
+
+def _hash(key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def preferred(key: bytes, loads: Mapping[str, int]) -> str | None:
+    """Returns the owner of the key; None where it is so far ahead of the others that the least loaded replica
+    is to serve. loads: requests that each replica has."""
+    owner = ring_of(frozenset(loads)).owner(key)
+    mean = sum(loads.values()) / len(loads)
+    return owner if loads[owner] <= LOAD_SHARE * mean + LOAD_SLACK else None
+
+
+def least_loaded(loads: Mapping[str, int]) -> list[str]:
+    """Returns the replicas that have the fewest requests."""
+    fewest = min(loads.values())
+    return [name for name, load in loads.items() if load == fewest]

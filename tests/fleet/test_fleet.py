@@ -1,0 +1,358 @@
+"""A real fleet on Ray beside a single server, both with the embedded model on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from headway_testing.daemon import KV_CACHE, START_SECONDS, Server, headway_command, start_server, stop_server
+from headway_testing.killing import Killing, ask, mixed_requests
+
+pytestmark = [
+    pytest.mark.fleet,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
+    ),
+]
+FLAGS = ("--threads", "1", "--depth", "3", *KV_CACHE)
+NUM_REPLICAS = 2
+VOCAB_SIZE = 4096
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A running `headway fleet`, or Ray's own command with a configuration."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def servers(self) -> list[int]:
+        """The processes of `headway serve`."""
+        found = [pid for pid in descendants(self.process.pid) if "--unix-socket" in command_of(pid)]
+        return sorted(pid for pid in found if "headway.server.fleet.bound" not in command_of(pid))
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_for_replicas(self, *, without: int) -> None:
+        """Waits until as many servers run as are to, the killed one not among them, and all are ready."""
+        wait_until(lambda: len(set(self.servers()) - {without}) == NUM_REPLICAS)
+        wait_until(lambda: all(self.is_ready() for _ in range(6)))
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            children.setdefault(parent_of(int(folder.name)), []).append(int(folder.name))
+        except OSError:
+            continue
+    found, todo = [], [root]
+    while todo:
+        todo += (below := children.get(todo.pop(), []))
+        found += below
+    return found
+
+
+def load_of(server: int) -> dict[str, int]:
+    """Returns what one server has to do."""
+    path = command_of(server).partition("--unix-socket ")[2].split()[0]
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
+        return client.get("http://localhost/load").json()
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def started(command: list[str], port: int, folder: Path) -> Fleet:
+    log = folder / "log"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=environment)
+    fleet = Fleet(f"http://127.0.0.1:{port}", process)
+    try:
+        wait_until(lambda: process.poll() is not None or fleet.is_ready())
+        assert process.poll() is None
+    except AssertionError:
+        process.kill()
+        process.wait()
+        raise AssertionError(log.read_text(errors="replace")) from None
+    return fleet
+
+
+def end(fleet: Fleet, number: signal.Signals = signal.SIGTERM) -> int:
+    """Returns the exit status. No process is left."""
+    below = {pid: command_of(pid) for pid in descendants(fleet.process.pid)}
+    fleet.process.send_signal(number)
+    status = fleet.process.wait(timeout=90)
+    wait_until(lambda: not any(command and command_of(pid) == command for pid, command in below.items()), 20)
+    return status
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    port = free_port()
+    flags = ("--replicas", str(NUM_REPLICAS), "--gpus", "0", "--port", str(port), *FLAGS)
+    folder = tmp_path_factory.mktemp("fleet")
+    running = started(headway_command("fleet", *flags), port, folder)
+    yield running
+    assert end(running) == 0
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Server]:
+    running = start_server(*FLAGS)
+    yield running
+    assert stop_server(running) == 0
+
+
+HELLO = [{"role": "user", "content": "write a loop"}]
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "def f(x):", "max_tokens": 24, "logprobs": 2, "seed": 3}),
+    "chat": ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 24, "seed": 4}),
+    "responses": ("/v1/responses", {"input": "write a loop", "max_output_tokens": 24, "seed": 5}),
+    "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 24, "temperature": 0}),
+}  # fmt: skip
+PLACES = ["/v1/models", "/version", "/nothing", "/v1/models/other", "/tokenizer_info"]
+
+
+def lasting(content: Any) -> Any:
+    """Without ids, times, and what depends on the cache and on the load."""
+    if isinstance(content, dict):
+        drop = {"id", "created", "created_at", "completed_at", "item_id", "usage", "sequence_number"}
+        return {key: lasting(value) for key, value in content.items() if key not in drop}
+    return [lasting(value) for value in content] if isinstance(content, list) else content
+
+
+def text_of(content: Any) -> str:
+    """Returns all texts of a stream or an answer, in their order."""
+    if isinstance(content, dict):
+        return "".join(
+            value if key in ("text", "delta", "content") and isinstance(value, str) else text_of(value)
+            for key, value in content.items()
+            if key not in ("logprobs", "response", "item", "part")
+        )
+    return "".join(map(text_of, content)) if isinstance(content, list) else ""
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_places_answer_as_those_of_one_server(fleet: Fleet, single: Server, path: str) -> None:
+    one, other = (httpx.get(f"{url}{path}") for url in (fleet.url, single.url))
+    assert one.status_code == other.status_code
+    assert one.headers["content-type"] == other.headers["content-type"]
+    assert lasting(one.json()) == lasting(other.json())
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_api_answers_as_one_server_does(fleet: Fleet, single: Server, name: str) -> None:
+    path, body = REQUESTS[name]
+    one, other = (httpx.post(f"{url}{path}", json=body, timeout=120) for url in (fleet.url, single.url))
+    assert one.status_code == other.status_code == 200, one.text
+    assert lasting(one.json()) == lasting(other.json())
+    assert len(one.headers.get_list("date")) == 1
+    streams = [
+        httpx.post(f"{url}{path}", json=body | {"stream": True}, timeout=120)
+        for url in (fleet.url, single.url)
+    ]
+    assert streams[0].headers["content-type"] == streams[1].headers["content-type"]
+    assert "headway" not in " ".join(streams[0].headers)
+    assert not re.search("^:", streams[0].text, re.MULTILINE), "comments for the ingress alone"
+    texts = [text_of(events_of(stream)) for stream in streams]
+    assert texts[0] == texts[1] != ""
+
+
+WRONG: list[tuple[str, bytes, int]] = [
+    ("/v1/completions", b'{"prompt": "a", "temperature": 17}', 400),
+    ("/v1/chat/completions", b"{", 400),
+    ("/v1/completions", b'{"prompt": "' + b"x" * (9 * 2**20) + b'"}', 413),
+    ("/v1/messages", b'{"messages": []}', 400),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), WRONG)
+def test_what_is_wrong_is_refused_as_one_server_does(
+    fleet: Fleet, single: Server, path: str, body: bytes, status: int
+) -> None:
+    one, other = (httpx.post(f"{url}{path}", content=body, timeout=60) for url in (fleet.url, single.url))
+    assert (one.status_code, other.status_code) == (status, status)
+    assert one.json()["error"]["type"] == other.json()["error"]["type"]
+
+
+def completion(url: str, number: int, **fields: Any) -> str:
+    body = {
+        "prompt": f"def f{number}(x):\n    ",
+        "max_tokens": 60,
+        "seed": number,
+        "temperature": 0.9,
+    } | fields
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
+    assert answer.status_code == 200, answer.text
+    if fields.get("stream"):
+        events = events_of(answer)
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert len({event["id"] for event in events}) == 1
+        return "".join(event["choices"][0]["text"] for event in events)
+    return answer.json()["choices"][0]["text"]
+
+
+def test_forty_seeded_requests_get_the_texts_of_one_server(fleet: Fleet, single: Server) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        wanted = list(pool.map(lambda i: completion(single.url, i), range(40)))
+        got = list(pool.map(lambda i: completion(fleet.url, i, stream=i % 2 == 0), range(40)))
+    assert got == wanted
+    assert len(set(got)) > 30
+
+
+@pytest.mark.parametrize("topic", ["hash tables", "binary trees", "iterators"])
+def test_requests_that_begin_alike_find_their_beginning_in_a_cache(fleet: Fleet, topic: str) -> None:
+    """Of one server alone: in turn, the second would find nothing."""
+    prompt = f"# A module about {topic}.\n" * 50
+    for number in range(5):
+        body = {"prompt": f"{prompt}{number}", "max_tokens": 1}
+        usage = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60).json()["usage"]
+        assert (usage["prompt_tokens_details"]["cached_tokens"] > 100) == (number > 0)
+
+
+def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
+    def running() -> int:
+        return sum(load["num_requests"] for load in map(load_of, fleet.servers()))
+
+    body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{fleet.url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_raw())
+        assert running() == 1
+    wait_until(lambda: running() == 0, 20)
+
+
+LASTING = {"max_tokens": 200, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("what", ["engine", "server", "actor"])
+def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(12)))
+        asked: list[Future[str]] = [
+            pool.submit(completion, fleet.url, i, stream=i < 8, **LASTING) for i in range(12)
+        ]
+        time.sleep(3.0)
+        server = fleet.servers()[0]
+        engine = next(pid for pid in descendants(server) if "headway.engine.process" in command_of(pid))
+        victim = {"engine": engine, "server": server, "actor": parent_of(server)}[what]
+        assert not any(future.done() for future in asked[:8])
+        os.kill(victim, signal.SIGKILL)
+        assert [future.result() for future in asked] == wanted
+    fleet.wait_for_replicas(without=server if what != "engine" else 0)
+
+
+async def test_random_requests_are_the_same_while_servers_are_killed(fleet: Fleet) -> None:
+    """Of all endpoints with any fields, every second one streamed."""
+    requests, killing = mixed_requests(11, 24, VOCAB_SIZE), Killing()
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=300) as client:
+        wanted = await asyncio.gather(*(ask(client, request, killing) for request in requests))
+        for _ in range(2):
+            asked = [asyncio.create_task(ask(client, request, killing)) for request in requests]
+            await asyncio.sleep(1.5)
+            killed = fleet.servers()[0]
+            os.kill(killed, signal.SIGKILL)
+            got = await asyncio.gather(*asked)
+            assert [(i, found) for i, found in enumerate(got) if found != wanted[i]] == []
+            await asyncio.to_thread(fleet.wait_for_replicas, without=killed)
+
+
+def test_a_signal_lets_streams_finish_and_leaves_no_process(fleet: Fleet, single: Server) -> None:
+    """It is the last test of this fleet."""
+    with ThreadPoolExecutor(8) as pool:
+        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(8)))
+        asked = [pool.submit(completion, fleet.url, i, stream=True, **LASTING) for i in range(8)]
+        time.sleep(3.0)
+        assert not any(future.done() for future in asked)
+        assert end(fleet) == 0
+        assert [future.result() for future in asked] == wanted
+
+
+CONFIGURATION = {
+    "proxy_location": "HeadOnly",
+    "http_options": {"host": "127.0.0.1"},
+    "applications": [
+        {
+            "name": "headway",
+            "route_prefix": "/",
+            "import_path": "headway.server.fleet.application:build",
+            "args": {"replicas": 1, "gpus": 0, "routing": "round-robin", "serve": {"threads": 1, "kv-cache-memory": "64MiB"}},
+        }
+    ],
+}  # fmt: skip
+
+
+def ray_serve(configuration: dict[str, Any], port: int, folder: Path, args: dict[str, Any]) -> list[str]:
+    """Returns the command by which Ray starts the application with other arguments."""
+    (application,) = configuration["applications"]
+    options = configuration["http_options"] | {"port": port}
+    changed = application | {"args": application["args"] | args}
+    file = folder / "serve.yaml"
+    file.write_text(yaml.safe_dump(configuration | {"http_options": options, "applications": [changed]}))
+    return [sys.executable, "-P", "-m", "ray.serve.scripts", "run", str(file)]
+
+
+def test_ray_starts_a_configuration(tmp_path: Path) -> None:
+    port = free_port()
+    command = ray_serve(CONFIGURATION, port, tmp_path, {})
+    running = started(command, port, tmp_path)
+    try:
+        assert completion(running.url, 1)
+    finally:
+        end(running, signal.SIGINT)
+
+
+def test_the_files_of_deploy_are_configurations_of_ray() -> None:
+    code = "import sys, yaml; from ray.serve.schema import ServeDeploySchema as S; S.model_validate(yaml.safe_load(sys.stdin))"
+    plain = (ROOT / "deploy/ray/serve.yaml").read_text()
+    service = yaml.safe_load((ROOT / "deploy/ray/rayservice.yaml").read_text())["spec"]["serveConfigV2"]
+    for text in (plain, service):
+        subprocess.run([sys.executable, "-P", "-c", code], input=text, text=True, check=True, timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
