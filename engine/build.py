@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
+from headway.engine.execution.commands import Command, tell_nobody
 from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.group import Group
 from headway.engine.layers.linear import Kind
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
@@ -20,6 +24,9 @@ from headway.engine.loading.drafter import load_drafter
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import has_ordered_sums, head_maker
 from headway.engine.outline import DeviceFacts, Outline, wanted_device
+from headway.engine.parallel.group import ProcessGroup, group_of
+from headway.engine.parallel.messages import Build, Join
+from headway.engine.parallel.ranks import Ranks
 from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.logs import log_seconds
@@ -54,11 +61,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """All that the loop needs, and what was found out on the way."""
+    """All that the loop needs, and what was found out on the way. ranks: the others that compute the model,
+    which whoever has the engine looks after and closes; None: there are none."""
 
     scheduler: Scheduler
     runner: Runner
     info: EngineInfo
+    ranks: Ranks | None = None
 
 
 def assemble(
@@ -73,30 +82,76 @@ def assemble(
     progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration
     names. measuring: called a few times a second while steps are tried on a GPU, with a share that is done.
     """
-    facts = DeviceFacts.of(wanted_device(config))
+    facts = _facts(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     _warn_of_the_text(config)
     spec = read_model_spec(config.model_path)
+    size = config.tensor_parallel_size
+    group = group_of(size)
+    available = available_bytes(facts.device) // size
     # What steps take is no reason to refuse a model before it is measured.
-    announcement = announced(config, spec, facts, available_bytes(facts.device))
-    early = resolve(config, announcement, steps_bytes=0)
-    with log_seconds("loading weights"):
-        models = _load(config, early, progress)
-    loaded = Outline.of_loaded(models, facts, available_bytes(facts.device))
-    measures = facts.device.type == "cuda" and config.kv_cache_memory_bytes is None
-    resolved = resolve(config, loaded, steps_bytes=0 if measures else None)
-    with log_seconds("choosing formats and kernels"):
-        prepare_models(resolved, models)
-    if measures:
-        with log_seconds("compiling and trying steps"):
-            steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
-        resolved = resolve(config, loaded, steps_bytes=steps_bytes)
-    warn_of_cut_context(config, spec, resolved)
-    with log_seconds("taking memory"):
-        runner = build_device(resolved, models, drafter)
+    early = resolve(config, announced(config, spec, facts, available, group), steps_bytes=0)
+    with ExitStack() as taken:
+        ranks = None if size == 1 else Ranks(config, available)
+        if ranks is not None:
+            taken.callback(ranks.close)
+        with log_seconds("loading weights"):
+            models = _load(config, early, progress, group)
+            if ranks is not None:
+                ranks.wait_until_loaded()
+        available = available_bytes(facts.device) // size
+        loaded = Outline.of_loaded(models, facts, available)
+        measures = facts.device.type == "cuda" and config.kv_cache_memory_bytes is None
+        resolved = resolve(config, loaded, steps_bytes=0 if measures else None)
+        with log_seconds("choosing formats and kernels"):
+            prepare_models(resolved, models)
+        if measures:
+            with log_seconds("compiling and trying steps"):
+                steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
+            resolved = resolve(config, loaded, steps_bytes=steps_bytes)
+        warn_of_cut_context(config, spec, resolved)
+        tell: Callable[[Command], None] = tell_nobody
+        if ranks is not None:
+            assert drafter is None, "every rank makes its own drafter"
+            ranks.tell(Build(available, resolved.config.threads))
+            tell = ranks.tell
+        with log_seconds("taking memory"):
+            runner = build_device(resolved, models, drafter, tell=tell)
+        if ranks is not None and isinstance(group, ProcessGroup):
+            ranks.connect(group)
+        taken.pop_all()
     info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, models))
-    return Engine(build_host(resolved), runner, info)
+    return Engine(build_host(resolved), runner, info, ranks)
+
+
+def load_rank(join: Join, progress: Callable[[float], None]) -> ModelPair:
+    """Loads the share of a rank that is not the first, and takes the steps of `assemble` to that in their
+    order. Raises ModelError or ConfigError."""
+    config, facts = join.config, _facts(join.config)
+    group = group_of(config.tensor_parallel_size, join.rank)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    outline = announced(config, read_model_spec(config.model_path), facts, join.available, group)
+    return _load(config, resolve(config, outline, steps_bytes=0), progress, group)
+
+
+def build_rank(join: Join, build: Build, models: ModelPair) -> Runner:
+    """Takes the memory of the rank and connects it with the others, which do so now, too. Raises ModelError,
+    ConfigError and RankError."""
+    config = msgspec.structs.replace(join.config, threads=build.threads)
+    resolved = resolve(config, Outline.of_loaded(models, _facts(config), build.available))
+    prepare_models(resolved, models)
+    runner, group = build_device(resolved, models), models.target.group
+    assert isinstance(group, ProcessGroup), "the models were loaded by a rank"
+    group.connect(Path(join.folder))
+    return runner
+
+
+def _facts(config: EngineConfig) -> DeviceFacts:
+    """Returns what each rank has of the device. Raises ConfigError."""
+    facts = DeviceFacts.of(wanted_device(config))
+    return replace(facts, num_threads=max(1, facts.num_threads // config.tensor_parallel_size))
 
 
 def prepare_models(resolved: Resolved, models: ModelPair) -> None:
@@ -146,11 +201,16 @@ def _tried_blocks(resolved: Resolved) -> int:
 
 
 def build_device(
-    resolved: Resolved, models: ModelPair, drafter: Drafter | None = None, *, is_tried: bool = False
+    resolved: Resolved,
+    models: ModelPair,
+    drafter: Drafter | None = None,
+    *,
+    is_tried: bool = False,
+    tell: Callable[[Command], None] = tell_nobody,
 ) -> Runner:
     """Takes the memory of the device: what every rank needs. models: prepared.
 
-    drafter: as for `assemble`. is_tried: as for StatePool.
+    drafter: as for `assemble`. is_tried: as for StatePool. tell: as for Runner.
     """
     config, model = resolved.config, models.target
     device, vocab_size = model.device, model.spec.vocab_size
@@ -181,6 +241,7 @@ def build_device(
         synthetic=None if rates is None else SyntheticAcceptance.of_rates(rates, vocab_size, device),
         relaxed=None if rule is None else RelaxedAcceptance.of_rule(rule, config.num_rows, device),
         prefill=resolved.prefill,
+        tell=tell,
     )
 
 
@@ -222,8 +283,11 @@ def _warn_of_the_text(config: EngineConfig) -> None:
         )
 
 
-def _load(config: EngineConfig, early: Resolved, progress: Callable[[float], None]) -> ModelPair:
-    make_model = make_dummy_model if config.load_format == "dummy" else load_model
+def _load(
+    config: EngineConfig, early: Resolved, progress: Callable[[float], None], group: Group
+) -> ModelPair:
+    # Neither drawn weights nor drafters in folders are shared by ranks (check_ranks).
+    make_model = make_dummy_model if config.load_format == "dummy" else partial(load_model, group=group)
     drafter = config.drafter_path if config.depth > 0 else None
     of_target = 1.0 if drafter is None else _SHARE_OF_TARGET
     models = make_model(

@@ -4,12 +4,15 @@ it is loaded."""
 from __future__ import annotations
 
 import msgspec
+import torch
 
 from headway.engine.layers.model_pair import MakeDraft
+from headway.engine.loading.headers import outline_of
 from headway.engine.models.spec import ModelSpec
 from headway.engine.outline import Outline
-from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
-from headway.engine.protocol.errors import ConfigError
+from headway.engine.parallel.group import group_of
+from headway.engine.protocol.config import MAX_RANKS, DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.errors import ConfigError, ModelError
 from headway.engine.speculation.select import draft_maker_of, drafter_name
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
@@ -104,6 +107,36 @@ def check_recurrence(config: EngineConfig, outline: Outline) -> None:
             f"--prefill-chunk is {config.prefill_chunk}, it must be {least} or more for {shape.architecture}, whose recurrent "
             f"layers compute prompts in pieces of {least} tokens"
         )
+
+
+def check_ranks(
+    config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | None, device: torch.device
+) -> None:
+    """Raises ConfigError where several ranks cannot compute the model."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return
+    given = f"--tensor-parallel-size is {size}"
+    if device.type != "cpu":
+        raise ConfigError(f"{given}, but several GPUs are not served yet; leave it out, or use --device cpu")
+    if config.load_format == "dummy" or config.drafter_path is not None:
+        what = "--load-format dummy" if config.drafter_path is None else "a drafter in a folder of its own"
+        raise ConfigError(f"{given}, which excludes {what}; leave one of them out")
+    problems = {
+        number: _why_not_shared(spec, make_draft, number) for number in (size, *range(1, MAX_RANKS + 1))
+    }
+    if problems[size] is not None:
+        served = ", ".join(str(number) for number, problem in sorted(problems.items()) if problem is None)
+        raise ConfigError(f"{given}: {problems[size]}; sizes that this model is served with: {served}")
+
+
+def _why_not_shared(spec: ModelSpec, make_draft: MakeDraft | None, size: int) -> str | None:
+    """Returns what keeps that number of ranks from sharing the model."""
+    try:
+        outline_of(spec, torch.float32, make_draft, group=group_of(size))
+    except ModelError as error:
+        return str(error).partition(";")[0]
+    return None
 
 
 def has_ordered_sums(config: EngineConfig, outline: Outline) -> bool:

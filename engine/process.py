@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from headway.engine.build import Engine, assemble, measured_policy
 from headway.engine.grammar.compiler import GrammarCompiler
@@ -81,7 +81,15 @@ def _serve(first: Configure, mailbox: Mailbox, parent: int) -> None:
         progress=lambda done: mailbox.send(Heartbeat("load", done)),
         measuring=lambda _: mailbox.send(Heartbeat("capture", 0.0)),
     )
-    depths = range(engine.info.depth + 1)
+    with ExitStack() as taken:
+        if engine.ranks is not None:
+            taken.callback(engine.ranks.close)
+        _run(engine, first, mailbox, parent)
+
+
+def _run(engine: Engine, first: Configure, mailbox: Mailbox, parent: int) -> None:
+    """Serves with an engine that is put together. Raises RankError where another rank ends."""
+    config, depths = first.config, range(engine.info.depth + 1)
     with log_seconds("capturing steps"):
         engine.runner.capture(depths, progress=lambda done: mailbox.send(Heartbeat("capture", done)))
     if engine.info.depth:
@@ -98,7 +106,8 @@ def _serve(first: Configure, mailbox: Mailbox, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mailbox.send(Ready(info))
     while loop.step() and os.getppid() == parent:
-        pass
+        if engine.ranks is not None:
+            engine.ranks.check()
 
 
 def _checked(engine: Engine, *, is_required: bool) -> EngineInfo:

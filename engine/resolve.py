@@ -16,12 +16,14 @@ import msgspec
 
 from headway.engine.defaults import num_threads, prefill_policy, with_rows
 from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.group import ALONE, Group
 from headway.engine.loading.headers import dtype_name, dummy_dtype, outline_of, parameter_counts
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
     check_audit,
     check_deterministic,
     check_logits_processors,
+    check_ranks,
     check_recurrence,
     check_relaxed_thinking,
     draft_maker,
@@ -100,11 +102,16 @@ class Resolved:
         return row_bytes(self.states)
 
 
-def announced(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts, available: int) -> Outline:
-    """Describes a model by its config.json alone, with dtype auto on a GPU as bfloat16: the weights may have
-    another, but 16 bits take the least memory and allow all options. Raises ConfigError."""
-    dtype = dummy_dtype(config.dtype, facts.device)
-    return Outline(outline_of(spec, dtype, draft_maker(config, spec)), facts, available, counts_weights=False)
+def announced(
+    config: EngineConfig, spec: ModelSpec, facts: DeviceFacts, available: int, group: Group = ALONE
+) -> Outline:
+    """Describes a model, or a rank's share of it, by its config.json alone, with dtype auto on a GPU as
+    bfloat16: the weights may have another, but 16 bits take the least memory and allow all options. Raises
+    ConfigError."""
+    dtype, make_draft = dummy_dtype(config.dtype, facts.device), draft_maker(config, spec)
+    check_ranks(config, spec, make_draft, facts.device)
+    models = outline_of(spec, dtype, make_draft, group=group)
+    return Outline(models, facts, available, counts_weights=False)
 
 
 def resolve(
@@ -273,13 +280,19 @@ def engine_info(resolved: Resolved) -> EngineInfo:
     """Returns what the server is told of the engine."""
     config, spec = resolved.config, resolved.outline.spec
     paged = (spec for specs in resolved.states for spec in specs if isinstance(spec, PagedSpec))
+    num_ranks = resolved.outline.model.group.size
+    num_parameters, weights_bytes = resolved.num_parameters, resolved.weights_bytes
+    if num_ranks > 1:
+        num_parameters, weights_bytes = parameter_counts(resolved.outline.models.outline(ALONE))
     return EngineInfo(
         architecture=spec.architecture,
         device=config.device,
         dtype=config.dtype,
-        num_parameters=resolved.num_parameters,
-        weights_bytes=resolved.weights_bytes,
-        kv_cache_bytes=resolved.num_blocks * sum(one.block_bytes(config.block_size) for one in paged),
+        num_parameters=num_parameters,
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=num_ranks
+        * resolved.num_blocks
+        * sum(one.block_bytes(config.block_size) for one in paged),
         num_blocks=resolved.num_blocks,
         block_size=config.block_size,
         max_model_len=resolved.max_model_len,
@@ -295,4 +308,5 @@ def engine_info(resolved: Resolved) -> EngineInfo:
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
         is_deterministic=has_ordered_sums(config, resolved.outline) and config.relaxed_thinking is None,
+        num_ranks=num_ranks,
     )

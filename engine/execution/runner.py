@@ -12,6 +12,15 @@ from functools import partial
 
 import torch
 
+from headway.engine.execution.commands import (
+    Begin,
+    Command,
+    Finish,
+    Launch,
+    TimeCatchUp,
+    TimeRound,
+    tell_nobody,
+)
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.graphs import GraphCache, GraphMemory
 from headway.engine.execution.host_ring import HostRing, RingSlot
@@ -53,10 +62,13 @@ class Runner:
         synthetic: SyntheticAcceptance | None = None,
         relaxed: RelaxedAcceptance | None = None,
         prefill: PrefillPolicy | None = None,
+        tell: Callable[[Command], None] = tell_nobody,
     ) -> None:
-        """prefill: bounds what a step may ask for; None: WARM_UP_TOKENS in every step."""
+        """prefill: bounds what a step may ask for; None: WARM_UP_TOKENS in every step. tell: called with all
+        that the runners of the other ranks have to do, before it is done here."""
         policy = prefill or PrefillPolicy.uniform(WARM_UP_TOKENS)
         self.model = model
+        self._tell = tell
         self.pool = pool
         self.rows = rows
         self.device = rows.limits.device
@@ -132,7 +144,7 @@ class Runner:
     @torch.inference_mode()
     def measure_rounds(self, depths: Iterable[int]) -> dict[tuple[int, int], float]:
         """Returns the seconds of rounds of these depths by (rows, depth), before the first request comes."""
-        found = self._measured(self._time_round, depths)
+        found = self._measured(self.time_round, depths)
         self._ring.restart()
         return found
 
@@ -142,7 +154,7 @@ class Runner:
         if it never does."""
         if not self.launcher.context.drafter.traits.leaves_pending:
             return {}
-        found = self._measured(self._time_catch_up, (0,))
+        found = self._measured(lambda rows, _: self.time_catch_up(rows), (0,))
         return {rows: seconds for (rows, _), seconds in found.items()}
 
     def _measured(
@@ -151,14 +163,21 @@ class Runner:
         limit = None if self.device.type == "cuda" else CPU_SECONDS
         return measured_rounds(run, self.row_counts, depths, limit_seconds=limit)
 
-    def _time_round(self, num_rows: int, depth: int) -> float:
+    @torch.inference_mode()
+    def time_round(self, num_rows: int, depth: int) -> float:
+        """Returns the seconds of a round of padding, before the first request comes."""
+        self._tell(TimeRound(num_rows, depth))
         slot = self._ring.take(NUM_STAMPS)
         self._run(StepKey(num_rows, depth))
         wait_for(self.device)
         times = slot.read()
         return (times[END_STAMP] - times[0]) / 1e9
 
-    def _time_catch_up(self, num_rows: int, _: int) -> float:
+    @torch.inference_mode()
+    def time_catch_up(self, num_rows: int) -> float:
+        """Returns the seconds in which the drafter catches up with padding, before the first request
+        comes."""
+        self._tell(TimeCatchUp(num_rows))
         began = time.perf_counter()
         self._catch_up(num_rows)
         wait_for(self.device)
@@ -167,6 +186,7 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> StepHandle:
         """Starts all the work of one step without masked rows, in the order of the plan's fields."""
+        self._tell(Launch(plan))
         results, key = self._start(plan)
         if key is not None:
             self._decode(key, plan, results)
@@ -179,11 +199,13 @@ class Runner:
     def begin(self, plan: Plan) -> BegunStep:
         """Starts the first half of a step with masked rows: all up to the logits of its round, or of its
         prompts if there is no round."""
+        self._tell(Begin(plan))
         results, key = self._start(plan)
         buffer, num_rows = self.masks.buffer, len(plan.decode_request_ids)
         if key is None:
             hidden = self._begin_prefill(plan.prefill, results)
-            return BegunStep(partial(self._finish_prefill, plan, results, hidden), buffer, None, 0)
+            finish = self._told(partial(self._finish_prefill, plan, results, hidden))
+            return BegunStep(finish, buffer, None, 0)
         key = key._replace(is_masked=True)
         results.round = self._take_ring_slot(num_rows, plan.depth)
         drafts = None
@@ -192,7 +214,19 @@ class Runner:
         if key.num_prompt_tokens:
             self.launcher.pack(plan.prefill, key)
         self._masked_step.begin(key)
-        return BegunStep(partial(self._finish_masked, key, plan, results), buffer, drafts, num_rows)
+        finish = self._told(partial(self._finish_masked, key, plan, results))
+        return BegunStep(finish, buffer, drafts, num_rows)
+
+    def _told(
+        self, finish: Callable[[Mapping[int, int]], StepHandle]
+    ) -> Callable[[Mapping[int, int]], StepHandle]:
+        """Returns the second half of a step, of which other ranks are told first, if there are any."""
+
+        def tell_and_finish(entries: Mapping[int, int]) -> StepHandle:
+            self._tell(Finish(dict(entries), self.masks.filled(len(entries))))
+            return finish(entries)
+
+        return finish if self.model.group.size == 1 else tell_and_finish
 
     @torch.inference_mode()
     def _finish_masked(
@@ -219,6 +253,8 @@ class Runner:
         if plan.wiped_block_ids:
             self.pool.wipe(to_device(plan.wiped_block_ids, self.device))
         results = DeviceResults(self.device, plan.depth, self.table.update(plan))
+        if plan.setups:
+            self._agree_on(len(results.faults))
         num_rows = len(plan.decode_request_ids)
         if plan.catches_up:
             self._catch_up(num_rows)
@@ -229,6 +265,14 @@ class Runner:
         if plan.is_mixed and self.grid is not None:
             mixed = self.grid.mixed(wanted, plan.prefill)
         return results, mixed or wanted
+
+    def _agree_on(self, num_faults: int) -> None:
+        """Ends this rank where a request could be set up by some ranks alone: its row would be padding to the
+        others."""
+        group = self.model.group
+        if group.size > 1:
+            counts = group.gather(torch.tensor([[num_faults]]))[0].tolist()
+            assert len(set(counts)) == 1, f"of this step's requests ranks could not set up {counts}"
 
     def _catch_up(self, num_rows: int) -> None:
         late = StepKey(num_rows, catches_up=True)

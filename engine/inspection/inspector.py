@@ -43,6 +43,7 @@ from headway.engine.models.quantization import KEYS
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import draft_maker
+from headway.engine.parallel.group import group_of
 from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.inspection import (
     HeadReport,
@@ -125,8 +126,9 @@ def _served_model(
     has_own_folder = config.drafter_path is not None
     if device is not None:
         with problems.noted():
-            available = device.report.available_bytes
-            length = resolve(config, announced(config, spec, device.facts, available)).max_model_len
+            available = device.report.available_bytes // config.tensor_parallel_size
+            group = group_of(config.tensor_parallel_size)
+            length = resolve(config, announced(config, spec, device.facts, available, group)).max_model_len
     with problems.noted():
         make_draft = draft_maker(config, spec)
     if config.load_format != "dummy":
@@ -167,7 +169,9 @@ def _served_model(
         config = msgspec.structs.replace(config, drafter="none", drafter_path=None)
     if device is None:
         return _Model(found, outline, Sizes())
-    return _Model(found, outline, size_up(config, spec, outline, device, problems, saved_bytes=saved))
+    # Ranks that cannot share the model are a problem by now.
+    share = outline if problems.first else outline.outline(group_of(config.tensor_parallel_size))
+    return _Model(found, outline, size_up(config, spec, share, device, problems, saved_bytes=saved))
 
 
 def _warn_of_ties(found: Checkpoint) -> None:

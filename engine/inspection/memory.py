@@ -41,10 +41,10 @@ def size_up(
     saved_bytes: int,
 ) -> Sizes:
     """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
-    outline: on the device meta, of the context that is loaded. problems: gets the first that is found.
-    saved_bytes: that weights take less than the outline's, because they stay codes."""
+    outline: on the device meta, of the context that is loaded, and of one rank. problems: gets the first that
+    is found. saved_bytes: that weights take less than the outline's, because they stay codes."""
     warn_without_head(config, has_head=outline.draft is not None)
-    available = device.report.available_bytes
+    available = device.report.available_bytes // config.tensor_parallel_size
     with problems.noted():
         check_memory(
             Path(config.model_path), outline, available, device.facts.device, saved_bytes=saved_bytes

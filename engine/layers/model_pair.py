@@ -10,6 +10,7 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.experts import Experts
+from headway.engine.layers.group import Group
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.norm import RMSNorm
@@ -78,9 +79,9 @@ class ModelPair:
         self.draft = None if make_draft is None else make_draft(self.target, place)
         self._make_draft = make_draft
 
-    def outline(self) -> ModelPair:
-        """Returns the same models, or the same rank's share of them, without memory."""
-        place = Placement(torch.device("meta"), self.target.dtype, group=self.target.group)
+    def outline(self, group: Group | None = None) -> ModelPair:
+        """Returns the same models without memory. group: whose rank has a share of them; None: the same."""
+        place = Placement(torch.device("meta"), self.target.dtype, group=group or self.target.group)
         return ModelPair(self.target.spec, place, self._make_draft)
 
     def with_draft(self, draft: DraftModel, make_draft: MakeDraft) -> ModelPair:

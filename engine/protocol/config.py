@@ -16,7 +16,7 @@ from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.protocol.logs import LogFormat
 
-MAX_DEPTH = 8
+MAX_DEPTH, MAX_RANKS = 8, 8
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 16, 256
 CPU_MAX_RUNNING, CUDA_MAX_RUNNING = 64, 256
 CPU_MAX_EXTRA_ROWS = 16
@@ -59,8 +59,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights and inputs of those of the draft layers' products that follow a norm. The target's are as they
     are stored, or as quantize says: how linear weights are quantised as they are read. deterministic:
     refuses to start where a row's text could depend on how many are computed with it, on the depth, or on
-    how its prompt was cut. fast_math: lets it depend on these on a GPU. log_level, log_format: of this
-    process.
+    how its prompt was cut. fast_math: lets it depend on these on a GPU. tensor_parallel_size: the
+    processes, ranks, that compute the model together; threads and kv_cache_memory_bytes are those of each.
+    log_level, log_format: of this process.
     """
 
     model_path: str
@@ -91,6 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     audit_rate: float = 0.0
     deterministic: bool = False
     fast_math: bool = False
+    tensor_parallel_size: int = 1
     log_level: str = "info"
     log_format: LogFormat = "human"
 
@@ -116,6 +118,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         cores, most = os.cpu_count() or 1, max_threads()
         is_possible = self.threads is None or 1 <= self.threads <= most
         _require(is_possible, "threads", self.threads, f"1 to {most:,} (this machine has {cores:,} cores)")
+        is_group = 1 <= self.tensor_parallel_size <= MAX_RANKS
+        _require(is_group, "tensor_parallel_size", self.tensor_parallel_size, f"1 to {MAX_RANKS}")
         _require(0 <= self.audit_rate <= 1, "audit_rate", self.audit_rate, "0 to 1")
         if self.relaxed_thinking is not None:
             top_k, max_gap = self.relaxed_thinking

@@ -100,6 +100,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     likewise, None unless the server is LOSSY. is_deterministic: a text depends on no other request.
     drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where depth is
     0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
+    num_ranks: the processes that compute the model; sizes are those of all of them.
     draft_check: how the head's drafts were found; with the state failed rounds have no drafts.
     """
 
@@ -124,6 +125,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance: tuple[float, ...] | None = None
     relaxed_thinking: tuple[int, float] | None = None
     is_deterministic: bool = False
+    num_ranks: int = 1
     draft_check: DraftCheck = DraftCheck()
 
     @property

@@ -47,6 +47,15 @@ class MaskTable:
         self._stream = torch.Stream(device=device) if is_gpu else None
         self.buffer = MaskBuffer(self._allowed.data_ptr(), num_rows, window, words)
 
+    def filled(self, count: int) -> bytes:
+        """Returns what the buffer has in its first entries, for the table of another rank."""
+        return self._allowed[:count].numpy().tobytes()
+
+    def fill(self, content: bytes) -> None:
+        """Writes to the buffer what `filled` returned."""
+        numbers = torch.frombuffer(bytearray(content), dtype=torch.int32) if content else self._allowed[:0]
+        self._allowed.view(-1)[: numbers.numel()] = numbers.view(-1)
+
     def upload(self, entries: Mapping[int, int]) -> Masks:
         """Returns the masks of all rows, there for all that is launched from now on. entries: by row, from
         the first entry of the buffer on."""

@@ -21,6 +21,8 @@ REMOVED = {
     "download-dir": "the variable HF_HUB_CACHE",
     "max-waiting-tokens": "--max-waiting, a number of requests",
 }
+# Shorter names of flags of this version.
+ALIASES = dict.fromkeys(("--tp", "--tp-size", "-tp", "--tensor_parallel_size"), "--tensor-parallel-size")
 # What to use instead of flags of other servers.
 INSTEAD = {
     "model": _MODEL, "model-path": _MODEL, "m": _MODEL, "hf": _MODEL, "hf-repo": _MODEL,
@@ -54,7 +56,7 @@ INSTEAD = {
     "override-generation-config": _REQUESTS, "generation-config": _REQUESTS,
     "quantization": "a folder whose config.json has the precision of its weights", "q": "a folder whose config.json has the precision of its weights",
     "tokenizer": "tokenizer.json in the model's folder", "tokenizer-path": "tokenizer.json in the model's folder",
-    "tensor-parallel-size": _DEVICES, "tp": _DEVICES, "tp-size": _DEVICES, "pipeline-parallel-size": _DEVICES, "pp": _DEVICES,
+    "pipeline-parallel-size": _DEVICES, "pp": _DEVICES,
     "pp-size": _DEVICES, "data-parallel-size": _DEVICES, "dp": _DEVICES, "dp-size": _DEVICES, "nnodes": _DEVICES,
 }  # fmt: skip
 NOT_SERVED = {
@@ -69,8 +71,7 @@ NOT_SERVED = {
 }  # fmt: skip
 # These have one value that says what is so anyway.
 ONE_OF_SOME = {
-    **dict.fromkeys(("tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size", "data-parallel-size", "dp",
-                     "dp-size", "nnodes"), ("1",)),
+    **dict.fromkeys(("pipeline-parallel-size", "pp", "pp-size", "data-parallel-size", "dp", "dp-size", "nnodes"), ("1",)),
     "kv-cache-dtype": ("auto",), "generation-config": ("auto",), "task": ("auto", "generate"),
     "runner": ("auto", "generate"), "api-server-count": ("1",), "reasoning-budget": ("-1",),
 }  # fmt: skip
@@ -119,8 +120,8 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
         if not argument.startswith("-") or argument == "-":
             num_plain += 1
             own.append(argument)
-        elif flag in flags:
-            own.append(argument)
+        elif (flag := ALIASES.get(flag, flag)) in flags:
+            own.append(flag + equals + value)
             if flags[flag] and not equals and left:
                 own.append(left.pop(0))
         else:

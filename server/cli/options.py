@@ -270,6 +270,8 @@ MODEL = [
            "depend on other requests where two tokens all but tie"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's, or what fits)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
+    Option("tensor-parallel-size", parse_int, 1, "on a CPU, processes that compute the model together, each with a share of its heads, "
+           "weights and KV cache (also --tp); --threads and --kv-cache-memory are those of each. Changes no text", is_for_few=True),
 ]  # fmt: skip
 SPECULATION = [
     Option("depth", parse_depth, "auto", f"drafts a round: auto (chosen for each round, 0 to --max-depth) or 0 to {MAX_DEPTH}; "

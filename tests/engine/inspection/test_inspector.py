@@ -88,6 +88,26 @@ def test_an_engine_of_every_family_reports_what_the_inspection_said(
     assert sum(group.num_layers for group in found.shape.layers) == config["num_hidden_layers"]
 
 
+@pytest.mark.slow
+def test_an_engine_of_two_ranks_reports_what_the_inspection_said(tmp_path: Path) -> None:
+    folder = random_mimo(tmp_path, vocab_size=152)
+    changes = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 20}
+    found = inspect(folder, **changes)
+    config = EngineConfig(model_path=str(folder), device="cpu", **changes)
+    engine = assemble(config, progress=lambda _: None)
+    assert engine.ranks is not None
+    engine.ranks.close()
+    assert (found.problem, found.engine) == (None, engine.info)
+    assert found.memory is not None
+    assert found.memory.block_bytes == engine.runner.pool.block_bytes()
+
+
+def test_ranks_that_cannot_share_the_model_are_a_problem(tmp_path: Path) -> None:
+    found = inspect(random_mimo(tmp_path, vocab_size=152), tensor_parallel_size=4)
+    assert found.problem is not None
+    assert "which 4 ranks cannot share alike; sizes that this model is served with: 1, 2" in found.problem
+
+
 @pytest.mark.parametrize("num_shards", [1, 3], ids=["one-file", "shards"])
 def test_stored_tensors_are_counted_by_dtype(num_shards: int, tmp_path: Path) -> None:
     config = mimo_config()

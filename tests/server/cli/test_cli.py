@@ -219,6 +219,20 @@ def test_the_pages_name_only_flags_that_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "line", ["--tp 2", "-tp=2", "--tp-size 2", "--tensor_parallel_size=2", "--tensor-parallel-size 2"]
+)
+def test_ranks_have_several_names(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[EngineConfig] = []
+    monkeypatch.setattr(serve, "serve", lambda _config, _source, engine, *_: calls.append(engine) or 0)
+    assert cli.main(["serve", *line.split()]) == 0
+    assert [engine.tensor_parallel_size for engine in calls] == [2]
+
+
+def test_the_banner_tells_the_ranks() -> None:
+    assert "on cpu, 2 ranks)" in banner("m", msgspec.structs.replace(INFO, num_ranks=2), "http://x")
+
+
+@pytest.mark.parametrize(
     ("start", "is_for_few"),
     [("`headway serve --help` shows these", False), ("`headway serve --help-all` shows those for few", True)],
     ids=["many", "few"],

@@ -112,12 +112,12 @@ def test_keys_of_other_servers_that_change_nothing_are_taken_with_a_word(
     served: list[Served], file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text(
-        "trust-remote-code: true\ncompilation-config: {level: 3}\ntensor_parallel_size: 1\nenforce-eager: false\nport: 7"
+        "trust-remote-code: true\ncompilation-config: {level: 3}\ndata_parallel_size: 1\nenforce-eager: false\nport: 7"
     )
     with caplog.at_level(logging.INFO, "headway.server"):
         assert cli.main(["serve", "--config", str(file)]) == 0
     assert [server.port for server, _, _ in served] == [7]
-    keys = ("trust-remote-code", "compilation-config", "tensor_parallel_size", "enforce-eager")
+    keys = ("trust-remote-code", "compilation-config", "data_parallel_size", "enforce-eager")
     assert caplog.messages == [
         f"{file}, line {line}: {key} is taken and changes nothing" for line, key in enumerate(keys, start=1)
     ]

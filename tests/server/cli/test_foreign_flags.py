@@ -34,7 +34,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSou
     ("line", "taken"),
     [
         ("ORG/NAME --trust-remote-code --enable-prefix-caching --port 7", ["--trust-remote-code", "--enable-prefix-caching"]),
-        ("--enable_chunked_prefill ORG/NAME --tensor-parallel-size 1 --port=7", ["--enable_chunked_prefill", "--tensor-parallel-size"]),
+        ("--enable_chunked_prefill ORG/NAME --data-parallel-size 1 --port=7", ["--enable_chunked_prefill", "--data-parallel-size"]),
         ("--attention-backend flashinfer --schedule-policy=lpm ORG/NAME --port 7", ["--attention-backend", "--schedule-policy"]),
         ("--jinja -fa on ORG/NAME --flash-attn -cb --port 7", ["--jinja", "-fa", "--flash-attn", "-cb"]),
         ("--kv-cache-dtype auto --task generate ORG/NAME --port 7", ["--kv-cache-dtype", "--task"]),
@@ -62,7 +62,7 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         ("--max_num_seqs=64", "use --max-running"),
         ("-c 4096 -np 4", "-c is a flag of other servers: use --max-model-len"),
         ("--mem-fraction-static 0.9", "use --kv-cache-memory"),
-        ("--tensor-parallel-size 2", "one server for each GPU"),
+        ("--data-parallel-size 2", "one server for each GPU"),
         ("--kv-cache-dtype fp8", "the KV cache has the model's precision"),
         ("--task embed", "texts are generated"),
         ("--enable-prefix-caching=false", "is 'false', only true is accepted; use --no-prefix-caching"),

@@ -1,15 +1,22 @@
-"""Ranks of one model as threads of the test's process."""
+"""Ranks of one model as threads of the test's process, or as processes, and what they compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from threading import Barrier
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from headway.engine.layers.group import Group
+from headway.engine.loading.checkpoint import load_model
+from headway.engine.models.registry import read_model_spec
+from headway.engine.parallel.group import ProcessGroup
+from headway.engine.speculation.select import announced_head
+from headway_testing.paged import PagedSequences
 
 Result = TypeVar("Result")
 SECONDS = 60.0  # after which a rank that is left alone fails
@@ -38,3 +45,58 @@ def run_ranks(size: int, run: Callable[[Group], Result]) -> list[Result]:
     with ThreadPoolExecutor(size) as threads:
         futures = [threads.submit(run, ThreadGroup(rank, parts, barrier)) for rank in range(size)]
         return [future.result() for future in futures]
+
+
+class Computed(NamedTuple):
+    """Hidden states and logits of two prompts and of a window after each, the keys of the first layer,
+    and, where there is a head, a draft's carries and logits."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    keys: torch.Tensor
+    carries: torch.Tensor | None
+    draft_logits: torch.Tensor | None
+
+
+def computed(folder: Path, group: Group) -> Computed:
+    """Loads the rank's share of a model with 152 tokens and runs it."""
+    with torch.inference_mode():
+        make_draft = announced_head(read_model_spec(folder))
+        models = load_model(
+            folder, device=torch.device("cpu"), dtype="float32", make_draft=make_draft, progress=lambda _: None, group=group
+        )  # fmt: skip
+        model, head = models.target, models.draft
+        sequences = PagedSequences(models, 2, 64)
+        tokens = torch.randint(0, 152, (51,), generator=torch.Generator().manual_seed(3))
+        first = sequences.forward([(0, 0, 30), (1, 0, 13)], tokens[:43])
+        second = sequences.forward([(0, 30, 4), (1, 13, 4)], tokens[43:])
+        if isinstance(group, ThreadGroup):
+            assert group.num_gathers == 2 * 4 * len(model.layers)
+        hidden = torch.cat([first, second])
+        logits, keys = model.logits(hidden), sequences.pool.layer(0)["keys"]
+        if head is None:
+            return Computed(hidden, logits, keys, None, None)
+        carries = sequences.draft([(0, 1, 29), (1, 1, 12)], tokens[:41], first[:41])
+        return Computed(hidden, logits, keys, carries, head.logits(carries))
+
+
+def assert_shared_alike(alone: Computed, ranks: list[Computed]) -> None:
+    """Every rank has the results of a model that is computed alone, and its share of the keys."""
+    for rank in ranks:
+        whole = rank._replace(keys=torch.cat([each.keys for each in ranks], dim=2))
+        for name, found, wanted in zip(Computed._fields, whole, alone, strict=True):
+            assert found is wanted is None or torch.equal(found, wanted), name
+
+
+def computed_by_processes(folder: Path, meeting: Path, size: int) -> list[Computed]:
+    """Returns what each of the ranks computes. meeting: an empty folder."""
+    with ProcessPoolExecutor(size, mp_context=get_context("spawn")) as processes:
+        futures = [processes.submit(_as_process, folder, meeting, rank, size) for rank in range(size)]
+        return [Computed(*future.result()) for future in futures]
+
+
+def _as_process(folder: Path, meeting: Path, rank: int, size: int) -> tuple[torch.Tensor | None, ...]:
+    torch.set_num_threads(1)
+    group = ProcessGroup(rank, size)
+    group.connect(meeting)
+    return tuple(computed(folder, group))

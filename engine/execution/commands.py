@@ -1,0 +1,48 @@
+"""What a runner has done, as values: the runners of the other ranks of a model do the same, in the same
+order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.engine.scheduling.plan import Plan
+
+
+class Launch(msgspec.Struct, tag=True, frozen=True):
+    """A step without masked rows."""
+
+    plan: Plan
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True):
+    """The first half of a step with masked rows."""
+
+    plan: Plan
+
+
+class Finish(msgspec.Struct, tag=True, frozen=True):
+    """The second half. entries: of the masks, by row. masks: what the table's buffer has up to the last of
+    them."""
+
+    entries: dict[int, int]
+    masks: bytes
+
+
+class TimeRound(msgspec.Struct, tag=True, frozen=True):
+    """A round of padding, whose time is measured."""
+
+    num_rows: int
+    depth: int
+
+
+class TimeCatchUp(msgspec.Struct, tag=True, frozen=True):
+    """The drafter's catching up with rows of padding, whose time is measured."""
+
+    num_rows: int
+
+
+Command = Launch | Begin | Finish | TimeRound | TimeCatchUp
+
+
+def tell_nobody(command: Command) -> None:
+    """Is told by the runner of a model that one rank computes."""

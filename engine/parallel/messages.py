@@ -1,0 +1,57 @@
+"""What the first rank of a model and the others send each other, over a pipe for each of them. Never
+pickle."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from headway.engine.execution.commands import Command
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.messages import Failure
+
+
+class Join(msgspec.Struct, tag=True, frozen=True):
+    """The first message to a rank, which loads its share of the model and answers. available: the bytes of
+    the device for each rank, by which all of them cut the context alike. folder: see
+    ProcessGroup.connect."""
+
+    config: EngineConfig
+    rank: int
+    available: int
+    folder: str
+
+
+class Build(msgspec.Struct, tag=True, frozen=True):
+    """The second one, when all ranks have loaded. available: the bytes that they leave to each; threads: as
+    resolved by the first."""
+
+    available: int
+    threads: int | None
+
+
+class Loaded(msgspec.Struct, tag=True, frozen=True):
+    """The answer. A rank that cannot load its share answers with a Failure and leaves."""
+
+
+ToRank = Join | Build | Command
+FromRank = Loaded | Failure
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_RANK, _FROM_RANK = msgspec.msgpack.Decoder(ToRank), msgspec.msgpack.Decoder(FromRank)
+
+
+def encoded(message: ToRank | FromRank) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def received_by_rank(pipe: Connection) -> ToRank:
+    """Waits for the next message. Raises EOFError and OSError where the first rank has ended."""
+    message: ToRank = _TO_RANK.decode(pipe.recv_bytes())
+    return message
+
+
+def received_by_first(pipe: Connection) -> FromRank:
+    """Waits likewise for the next message of another rank."""
+    message: FromRank = _FROM_RANK.decode(pipe.recv_bytes())
+    return message

@@ -1,0 +1,95 @@
+"""All ranks of a model but the first, as the first one knows them: processes that it starts, tells what to do
+and looks after."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from headway.engine.parallel.group import ProcessGroup, RankError
+from headway.engine.parallel.messages import Join, Loaded, ToRank, encoded, received_by_first
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ModelError
+
+_COMMAND = (sys.executable, "-P", "-m", "headway.engine.rank")
+_LEAVE_SECONDS = 1.0
+_SEE_STDERR = "its last lines on stderr say why"
+
+
+class Ranks:
+    """Mutable: owns the processes and their pipes until `close`, and until `connect` the folder in which they
+    meet."""
+
+    def __init__(self, config: EngineConfig, available: int) -> None:
+        """Starts them; each loads its share of the model. available: see Join. Raises OSError."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pipes: list[Connection] = []
+        with ExitStack() as taken:
+            self._folder = TemporaryDirectory(prefix="headway-ranks-")
+            taken.callback(self._folder.cleanup)
+            taken.callback(self._end)
+            for rank in range(1, config.tensor_parallel_size):
+                self._start(Join(config, rank, available, self._folder.name))
+            self._taken = taken.pop_all()
+
+    def _start(self, first: Join) -> None:
+        own, its = Pipe()
+        self._pipes.append(own)
+        with its:
+            descriptor = its.fileno()
+            self._processes.append(
+                subprocess.Popen(
+                    [*_COMMAND, str(descriptor)], stdin=subprocess.DEVNULL, pass_fds=[descriptor]
+                )
+            )
+        own.send_bytes(encoded(first))
+
+    def check(self) -> None:
+        """Raises RankError if any has ended."""
+        for rank, process in enumerate(self._processes, start=1):
+            status = process.poll()
+            if status is not None:
+                raise RankError(f"rank {rank} has ended with status {status}; {_SEE_STDERR}")
+
+    def tell(self, message: ToRank) -> None:
+        """Sends the message to all of them. Raises RankError."""
+        frame = encoded(message)
+        for rank, pipe in enumerate(self._pipes, start=1):
+            try:
+                pipe.send_bytes(frame)
+            except OSError as error:
+                raise RankError(f"rank {rank} takes no more messages: {error}") from error
+
+    def wait_until_loaded(self) -> None:
+        """Raises ModelError where a rank cannot load its share, and RankError where one has ended."""
+        for rank, pipe in enumerate(self._pipes, start=1):
+            try:
+                answer = received_by_first(pipe)
+            except (EOFError, OSError) as error:
+                raise RankError(f"rank {rank} ended while it loaded; {_SEE_STDERR}") from error
+            if not isinstance(answer, Loaded):
+                raise ModelError(f"rank {rank}: {answer.message}")
+
+    def connect(self, group: ProcessGroup) -> None:
+        """Connects the first rank with them; they do so, too. Raises RankError."""
+        group.connect(Path(self._folder.name))
+        self._folder.cleanup()
+
+    def close(self) -> None:
+        """Ends the processes, and waits for their ends. May be called again."""
+        self._taken.close()
+
+    def _end(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # which tells a rank to leave, unless it is in the midst of a step
+        for process in self._processes:
+            try:
+                process.wait(_LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,66 @@
+"""What ranks cannot compute is refused before any of them is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from headway_testing.checkpoints import random_mimo
+from headway_testing.hybrid import HybridOracle
+
+from headway.engine.models.registry import read_model_spec
+from headway.engine.options import check_ranks
+from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.speculation.select import announced_head
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"tensor_parallel_size": 4},
+            "2 heads of keys and values, which 4 ranks cannot share alike; .*with: 1, 2$",
+        ),
+        (
+            {"tensor_parallel_size": 2, "load_format": "dummy"},
+            "excludes --load-format dummy; leave one of them out",
+        ),
+        (
+            {"tensor_parallel_size": 2, "drafter_path": "x", "drafter": "eagle3"},
+            "excludes a drafter in a folder",
+        ),
+    ],
+    ids=str,
+)
+def test_ranks_that_cannot_share_a_model_are_refused(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    folder = random_mimo(tmp_path, vocab_size=152)
+    spec, cpu = read_model_spec(folder), torch.device("cpu")
+    config = EngineConfig(model_path=str(folder), device="cpu", **changes)
+    with pytest.raises(ConfigError, match=told):
+        check_ranks(config, spec, announced_head(spec), cpu)
+
+
+def test_a_number_of_ranks_has_a_limit() -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size is 9, it must be 1 to 8"):
+        EngineConfig(model_path="", tensor_parallel_size=9)
+
+
+def test_ranks_on_a_gpu_are_refused(tmp_path: Path) -> None:
+    spec = read_model_spec(random_mimo(tmp_path))
+    config = EngineConfig(model_path=str(tmp_path), tensor_parallel_size=2)
+    with pytest.raises(
+        ConfigError, match="several GPUs are not served yet; leave it out, or use --device cpu"
+    ):
+        check_ranks(config, spec, announced_head(spec), torch.device("cuda", 0))
+
+
+def test_a_recurrent_model_is_for_one_rank(tmp_path: Path) -> None:
+    spec = read_model_spec(HybridOracle().save(tmp_path))
+    config = EngineConfig(model_path=str(tmp_path), device="cpu", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"delta nets are computed by one rank; .* with: 1$"):
+        check_ranks(config, spec, None, torch.device("cpu"))
