@@ -19,7 +19,7 @@ from headway.engine.models.model_files import (
 )
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import MAX_DEPTH, EngineConfig, QuantizeFormat
+from headway.engine.protocol.config import MAX_DEPTH, CpuWeights, EngineConfig, QuantizeFormat
 from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, NAMED_DRAFTERS, DrafterName, wanted_drafter
 from headway.engine.protocol.errors import (
@@ -95,6 +95,7 @@ __all__ = [
     "AuditOutcome",
     "ConfigError",
     "Configure",
+    "CpuWeights",
     "DraftCheck",
     "DraftCheckState",
     "DrafterName",

@@ -298,6 +298,7 @@ def _load(
         progress=lambda share: progress(share * of_target),
         max_model_len=early.max_model_len,
         quantize=Quantize(config.quantize, config.quantize_lm_head),
+        cpu_weights=config.cpu_weights,
     )
     if drafter is not None:
         models = load_drafter(
@@ -305,6 +306,7 @@ def _load(
             models,
             lambda share: progress(of_target + share * (1 - of_target)),
             is_dummy=config.load_format == "dummy",
+            cpu_weights=config.cpu_weights,
         )
     warn_without_head(config, has_head=models.draft is not None)
     return models

@@ -16,7 +16,7 @@ from headway.engine.protocol.errors import ConfigError, ModelError
 from headway.engine.speculation.select import draft_maker_of, drafter_name
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
-from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES
+from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_int8_products
 
 MAX_PROCESSORS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
@@ -40,13 +40,14 @@ def head_maker(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
 
 
 def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
-    """Returns the configuration with the device, and the formats of the weights that drafts read. Raises
-    ConfigError."""
+    """Returns the configuration with the device, and the formats of the weights that drafts read and that a
+    CPU multiplies by. Raises ConfigError."""
     return msgspec.structs.replace(
         config,
         device=outline.device.type,
         draft_lm_head=draft_lm_head_of(config, outline),
         draft_layers=draft_layers_of(config, outline),
+        cpu_weights=config.cpu_weights if outline.device.type == "cpu" else "full",
     )
 
 
@@ -156,6 +157,19 @@ def check_deterministic(config: EngineConfig, outline: Outline) -> None:
     raise ConfigError(
         f"--deterministic has no kernels for {outline.dtype} on {outline.device.type}; use {remedy}"
     )
+
+
+def check_cpu_weights(config: EngineConfig, outline: Outline) -> None:
+    """config: of `with_formats`. Raises ConfigError where no kernel multiplies by weights in 8 bits."""
+    if config.cpu_weights == "full":
+        return
+    given = f"--cpu-weights is {config.cpu_weights}"
+    if outline.dtype != torch.float32:
+        raise ConfigError(
+            f"{given}, which is for torch.float32, not {outline.dtype}; use full or --dtype float32"
+        )
+    if not has_int8_products():
+        raise ConfigError(f"{given}, which needs an x86 CPU with AVX2 and a torch with FBGEMM; use full")
 
 
 def check_audit(config: EngineConfig, outline: Outline) -> None:

@@ -21,6 +21,7 @@ from headway.engine.loading.headers import dtype_name, dummy_dtype, outline_of, 
 from headway.engine.models.spec import ModelSpec
 from headway.engine.options import (
     check_audit,
+    check_cpu_weights,
     check_deterministic,
     check_logits_processors,
     check_ranks,
@@ -130,7 +131,7 @@ def resolve(
     models, facts = outline.models, outline.facts
     config = with_drafter(config, has_head=models.draft is not None or config.depth == 0)
     config = with_formats(config, outline)
-    for check in (check_deterministic, check_audit, check_recurrence):
+    for check in (check_cpu_weights, check_deterministic, check_audit, check_recurrence):
         with noted():
             check(config, outline)
     num_parameters, weights_bytes = parameter_counts(models)
@@ -307,6 +308,7 @@ def engine_info(resolved: Resolved) -> EngineInfo:
         relaxed_thinking=config.relaxed_thinking,
         draft_lm_head=config.draft_lm_head,
         draft_layers=config.draft_layers,
+        cpu_weights=config.cpu_weights,
         is_deterministic=has_ordered_sums(config, resolved.outline) and config.relaxed_thinking is None,
         num_ranks=num_ranks,
     )

@@ -38,7 +38,7 @@ from headway.engine.loading.placing import keeps_codes, most_saved_bytes, place_
 from headway.engine.loading.quantizing import quantized_packs
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import FULL, Quantize
+from headway.engine.protocol.config import FULL, CpuWeights, Quantize
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, is_out_of_memory
 
@@ -60,6 +60,7 @@ def load_model(
     max_model_len: int | None = None,
     group: Group = ALONE,
     quantize: Quantize = FULL,
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
     """Loads a model folder. Raises ModelError.
 
@@ -67,7 +68,7 @@ def load_model(
     dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
     that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then
     says; None for all that it was made for. group: its rank's share is loaded. quantize: how linear weights
-    are quantised as they are read.
+    are quantised as they are read. cpu_weights: see EngineConfig.
     """
     with ExitStack() as stack:
         found = open_checkpoint(
@@ -103,7 +104,7 @@ def load_model(
                 f"the weights of {found.folder} do not fit into the memory of {device}: some of their codes are of a kind that no "
                 "kernel reads, and are expanded; take a smaller model or a larger machine"
             ) from error
-    finish_linears(models.linears())
+    finish_linears(models.linears(), cpu_weights)
     return models
 
 
@@ -116,14 +117,15 @@ def make_dummy_model(
     progress: Callable[[float], None],
     max_model_len: int | None = None,
     quantize: Quantize = FULL,
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
     """A model of the shape that config.json describes, with random weights: for measurements. Raises
     ModelError.
 
     The folder needs no weights. They are drawn on the device, the same at each start; with a standard
     deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.
-    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. make_draft, max_model_len, quantize: as for
-    `load_model`.
+    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. make_draft, max_model_len, quantize,
+    cpu_weights: as for `load_model`.
     """
     folder = Path(path)
     spec = shortened(read_model_spec(folder), max_model_len)
@@ -143,7 +145,7 @@ def make_dummy_model(
         lambda share: progress(done + share * (1 - done)),
         unit_offset=spec.norm.unit_offset,
     )
-    finish_linears(models.linears())
+    finish_linears(models.linears(), cpu_weights)
     return models
 
 

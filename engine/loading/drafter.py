@@ -22,6 +22,7 @@ from headway.engine.loading.headers import checked_outline, dtype_name, open_che
 from headway.engine.models.drafter_folder import read_drafter
 from headway.engine.models.eagle3 import Eagle3Spec
 from headway.engine.models.spec import ModelSpec
+from headway.engine.protocol.config import CpuWeights
 
 
 def maker_of(spec: Eagle3Spec | ModelSpec) -> MakeDraft:
@@ -30,14 +31,20 @@ def maker_of(spec: Eagle3Spec | ModelSpec) -> MakeDraft:
 
 
 def load_drafter(
-    folder: Path, models: ModelPair, progress: Callable[[float], None], *, is_dummy: bool = False
+    folder: Path,
+    models: ModelPair,
+    progress: Callable[[float], None],
+    *,
+    is_dummy: bool = False,
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
     """Returns the target with the drafter in the folder. Raises ModelError. progress: called with the
-    fraction that is loaded, after each tensor. is_dummy: the weights are drawn at random."""
+    fraction that is loaded, after each tensor. is_dummy: the weights are drawn at random. cpu_weights: see
+    EngineConfig."""
     target = models.target
     spec = read_drafter(folder, target.spec)
     if isinstance(spec, Eagle3Spec):
-        return (draw_eagle3 if is_dummy else load_eagle3)(folder, models, progress)
+        return (draw_eagle3 if is_dummy else load_eagle3)(folder, models, progress, cpu_weights)
     make_model = make_dummy_model if is_dummy else load_model
     loaded = make_model(
         folder,
@@ -46,6 +53,7 @@ def load_drafter(
         make_draft=None,
         progress=progress,
         max_model_len=target.spec.max_position_embeddings,
+        cpu_weights=cpu_weights,
     ).target
     return models.with_draft(DraftLM(loaded), maker_of(loaded.spec))
 

@@ -22,6 +22,7 @@ from headway.engine.loading.headers import Checkpoint, check_stored
 from headway.engine.loading.packs import expanded
 from headway.engine.models.eagle3 import Eagle3Spec, read_eagle3_spec
 from headway.engine.models.family import LAYER_NAMES, WeightNames
+from headway.engine.protocol.config import CpuWeights
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, format_bytes
 
@@ -34,7 +35,9 @@ _OF_TARGET = "verifier_"
 MakeHead = Callable[[CausalLM, Placement], Eagle3Head]
 
 
-def load_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], None]) -> ModelPair:
+def load_eagle3(
+    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+) -> ModelPair:
     """Returns the target with the head in the folder. Raises ModelError. progress: called with the fraction
     that is loaded, after each tensor."""
     target = models.target
@@ -44,11 +47,13 @@ def load_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], Non
         head = _made(folder, make_head, target)
         copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
         head.draft_ids.copy_(draft_ids)
-    finish_linears(head.linears())
+    finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
 
-def draw_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], None]) -> ModelPair:
+def draw_eagle3(
+    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+) -> ModelPair:
     """Returns the target with a head of the shape that the folder's config.json describes, with random
     weights and the target's first ids as its vocabulary. Raises ModelError."""
     target = models.target
@@ -56,7 +61,7 @@ def draw_eagle3(folder: Path, models: ModelPair, progress: Callable[[float], Non
     head = _made(folder, make_head, target)
     generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
     draw_tensors(head.tensors(), {}, generator, progress, unit_offset=False)
-    finish_linears(head.linears())
+    finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.config import CpuWeights, DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.drafters import DrafterName
 from headway.engine.protocol.grammar import Grammar, TokenTable
@@ -99,8 +99,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance: as the configuration says; with either the text means nothing. relaxed_thinking:
     likewise, None unless the server is LOSSY. is_deterministic: a text depends on no other request.
     drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where depth is
-    0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts take.
-    num_ranks: the processes that compute the model; sizes are those of all of them.
+    0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts and
+    cpu_weights take. num_ranks: the processes that compute the model; sizes are those of all of them.
     draft_check: how the head's drafts were found; with the state failed rounds have no drafts.
     """
 
@@ -121,6 +121,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafter: DrafterName = "none"
     draft_lm_head: DraftLmHead = "full"
     draft_layers: DraftLayers = "full"
+    cpu_weights: CpuWeights = "full"
     has_dummy_weights: bool = False
     synthetic_acceptance: tuple[float, ...] | None = None
     relaxed_thinking: tuple[int, float] | None = None

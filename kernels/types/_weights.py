@@ -58,6 +58,20 @@ class PackedCpuWeight(NamedTuple):
     least_rows: int
 
 
+class Int8CpuWeight(NamedTuple):
+    """A weight in 8 bits with a scale of each output, in FBGEMM's layout, for inputs in float32: see
+    `int8_cpu_linear`."""
+
+    packed: torch.ScriptObject
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of the integers and the scales."""
+        return self.num_outputs * (self.num_inputs + torch.float32.itemsize)
+
+
 class QuantizedWeight(NamedTuple):
     """A weight of bfloat16 values, each a code, less its zero point, times its scale, in float32 and rounded
     once. Products have the bits that those with the expanded weight have, in the one order of sums.
@@ -89,4 +103,4 @@ class QuantizedWeight(NamedTuple):
         return self.num_coded + others, self.codes.shape[1] * CHUNKS[self.bits]
 
 
-Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight | QuantizedWeight
+Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight | Int8CpuWeight | QuantizedWeight

@@ -115,9 +115,10 @@ def banner(
     body = json.dumps(example, separators=(",", ":"))
     num_tokens = info.num_blocks * info.block_size
     ranks = f", {info.num_ranks} ranks" if info.num_ranks > 1 else ""
+    of_weights = "" if info.cpu_weights == "full" else f", weights in {info.cpu_weights}"
     lines = {
         "model": f"{model} ({info.architecture}, {readable_count(info.num_parameters)} parameters, "
-        f"{info.dtype} on {info.device}{ranks})",
+        f"{info.dtype} on {info.device}{of_weights}{ranks})",
         "memory": f"weights {readable_size(info.weights_bytes)}, KV cache {readable_size(info.kv_cache_bytes)}",
         "blocks": f"{info.num_blocks:,} of {info.block_size} tokens: {num_tokens:,} tokens in all",
         "context": f"{info.max_model_len:,} tokens, up to {info.max_running:,} requests at once",

@@ -90,7 +90,7 @@ def system_fingerprint(services: Services) -> str:
     unless it says LOSSY."""
     info = engine_info(services)
     facts = (__version__, services.model_name, info.architecture, info.num_parameters, info.device, info.dtype,
-             info.max_model_len, info.is_deterministic)  # fmt: skip
+             info.cpu_weights, info.max_model_len, info.is_deterministic)  # fmt: skip
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
     return f"fp_{digest}" if info.loss is None else f"fp_LOSSY_{digest}"
 
