@@ -30,8 +30,8 @@ def int8_cpu_linear(
     weight: Int8CpuWeight,
     bias: torch.Tensor | None,  # [out] float32
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, out] float32, of inputs rounded as above. A row with an infinity or a
-    NaN has no finite result."""
+    """Returns x @ weight.T + bias, [rows, out] float32, of inputs rounded as above. A row with an infinity or
+    a NaN has no finite result."""
     num_rows = x.shape[0]
     if num_rows == 0:
         return x.new_empty(0, weight.num_outputs)

@@ -17,10 +17,18 @@ from headway_testing.outline import outline
 from headway_testing.paged import load_pair
 
 from headway.engine import build as assembly
+from headway.engine import options
 from headway.engine.build import assemble, order_sums
 from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers import linear as linear_module
-from headway.engine.options import check_deterministic, draft_layers_of, draft_lm_head_of, has_ordered_sums
+from headway.engine.options import (
+    check_cpu_weights,
+    check_deterministic,
+    draft_layers_of,
+    draft_lm_head_of,
+    has_ordered_sums,
+    with_formats,
+)
 from headway.engine.outline import DeviceFacts, Outline
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
@@ -377,6 +385,7 @@ def test_small_models_take_few_threads(num_parameters: int, most: int, expected:
         ({"draft_lm_head": "fp8"}, "--draft-lm-head is fp8"),
         ({"draft_layers": "fp8"}, "--draft-layers is fp8"),
         ({"deterministic": True, "dtype": "bfloat16"}, "use --dtype float32"),
+        ({"cpu_weights": "int8", "dtype": "float64"}, "for torch.float32, not torch.float64; use full or"),
     ],
     ids=str,
 )
@@ -389,6 +398,21 @@ def test_options_are_judged_before_the_weights_are_loaded(
     config = EngineConfig(model_path=str(tmp_path), device="cpu", **changes)
     with pytest.raises(ConfigError, match=told):
         assemble(config, progress=lambda _: None)
+
+
+def test_weights_in_8_bits_are_refused_where_nothing_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = EngineConfig(model_path="", cpu_weights="int8")
+    monkeypatch.setattr(options, "has_int8_products", lambda: False)
+    with pytest.raises(ConfigError, match="needs an x86 CPU with AVX2 .*; use full"):
+        check_cpu_weights(config, outline(device="cpu", dtype=torch.float32))
+
+
+def test_weights_in_8_bits_are_a_cpus_alone() -> None:
+    config = EngineConfig(model_path="", cpu_weights="int8")
+    assert with_formats(config, outline(device="cuda")).cpu_weights == "full"
+    assert with_formats(config, outline(device="cpu", dtype=torch.float32)).cpu_weights == "int8"
 
 
 def test_short_prefill_chunks_are_refused_where_prompts_are_computed_in_pieces(tmp_path: Path) -> None:

@@ -567,6 +567,12 @@ def test_the_banner_warns_of_text_that_means_nothing(change: dict[str, object], 
     ) == is_warned
 
 
+def test_the_banner_names_weights_in_8_bits() -> None:
+    told = banner("tiny", msgspec.structs.replace(INFO, cpu_weights="int8"), "http://x")
+    assert f"{INFO.dtype} on {INFO.device}, weights in int8)\n" in told
+    assert "weights in" not in banner("tiny", INFO, "http://x")
+
+
 def test_the_banner_says_what_is_lossy() -> None:
     told = banner("tiny", msgspec.structs.replace(INFO, relaxed_thinking=(5, 0.3)), "http://x")
     assert "\n  LOSSY    while a chat reasons, drafts that the model does not choose" in told

@@ -57,13 +57,14 @@ async def test_a_stream_tells_cached_tokens_and_one_fingerprint(
 
 async def test_the_fingerprint_is_another_for_another_model_or_precision(services: Services) -> None:
     other = FakeEngine(msgspec.structs.replace(INFO, dtype="bfloat16"))
-    variants: list[dict[str, Any]] = [{}, {}, {"model_name": "other"}, {"engine": other}]
+    narrow = FakeEngine(msgspec.structs.replace(INFO, cpu_weights="int8"))
+    variants: list[dict[str, Any]] = [{}, {}, {"model_name": "other"}, {"engine": other}, {"engine": narrow}]
     found = []
     for changes in variants:
         async with client_of(dataclasses.replace(services, **changes)) as client:
             found.append((await client.post(URL, json={"prompt": "hello"})).json()["system_fingerprint"])
     assert found[0] == found[1]
-    assert len({*found}) == 3
+    assert len({*found}) == 4
 
 
 async def test_the_fingerprint_of_a_lossy_server_says_so(services: Services) -> None:
