@@ -405,7 +405,7 @@ def test_weights_in_8_bits_are_refused_where_nothing_multiplies_them(
 ) -> None:
     config = EngineConfig(model_path="", cpu_weights="int8")
     monkeypatch.setattr(options, "has_int8_products", lambda: False)
-    with pytest.raises(ConfigError, match="needs an x86 CPU with AVX2 .*; use full"):
+    with pytest.raises(ConfigError, match="needs an x86 CPU with AVX2 and"):
         check_cpu_weights(config, outline(device="cpu", dtype=torch.float32))
 
 
