@@ -439,7 +439,7 @@ def test_a_small_gpu_is_refused_by_what_was_measured_alone(
     monkeypatch.setattr(assembly, "DeviceFacts", SimpleNamespace(of=lambda _: facts))
     monkeypatch.setattr(assembly, "available_bytes", lambda _: available)
     monkeypatch.setattr(assembly, "prepare_models", lambda *_: None)
-    monkeypatch.setattr(assembly, "build_device", lambda *_: None)
+    monkeypatch.setattr(assembly, "build_device", lambda *_, **__: None)
     monkeypatch.setattr(assembly, "measured_steps_bytes", measured_steps_bytes)
     models = load_pair(random_mimo(tmp_path), dtype="bfloat16", with_draft_head=True)
     monkeypatch.setattr(assembly, "_load", lambda *_: models)

@@ -79,7 +79,7 @@ def test_a_weight_may_be_expanded_in_pieces(
 @pytest.mark.parametrize("name", formats())
 def test_a_gpu_expands_as_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack, twin = mimo_packs(tmp_path, formats()[name]())
-    monkeypatch.setattr(checkpoint, "finish_linears", lambda linears: None)  # gives dense weights up
+    monkeypatch.setattr(checkpoint, "finish_linears", lambda *_: None)  # gives dense weights up
     found = parameters(pack, dtype="bfloat16", device=torch.device("cuda"))
     assert_equal({name: tensor.cpu() for name, tensor in found.items()}, parameters(twin, dtype="bfloat16"))
 
@@ -99,7 +99,7 @@ def test_values_are_rounded_to_the_dtype_of_config_json_first(
 ) -> None:
     """Whatever --dtype says: rounding once more is what the dense folder gets, too."""
     pack, twin = mimo_packs(tmp_path, packed)
-    monkeypatch.setattr(checkpoint, "finish_linears", lambda linears: None)  # gives dense weights up
+    monkeypatch.setattr(checkpoint, "finish_linears", lambda *_: None)  # gives dense weights up
     found, stored = parameters(pack, dtype=dtype), load_file(twin / "model.safetensors")
     assert_equal(found, parameters(twin, dtype=dtype))
     assert_equal(found, {name: stored[name].to(getattr(torch, dtype)) for name in found})

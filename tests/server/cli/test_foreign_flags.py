@@ -137,8 +137,8 @@ def test_the_page_says_of_other_servers_flags_what_the_command_says() -> None:
     for *theirs, ours in rows:
         told = set(re.findall(r"`(--[a-z-]+)`", ours)) or {"one server", "adapters"}
         for flag in re.findall(r"`(--?[a-z-]+)`", " ".join(theirs)):
-            name = flag.lstrip("-")
-            if name not in foreign_flags.HARMLESS and flag not in told:
+            name, own = flag.lstrip("-"), foreign_flags.ALIASES.get(flag, flag)
+            if name not in foreign_flags.HARMLESS and own not in told:
                 error = foreign_flags.refusal(flag, name, OURS)
                 assert any(one in error for one in told) or "config.json" in error, error
 
