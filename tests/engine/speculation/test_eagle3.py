@@ -113,7 +113,14 @@ def test_layers_after_the_first_are_ordinary_ones(
         assert drafts[:num_valid] == oracle.drafts(torch.tensor(text[: length + 1]), num_valid), length
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3_5ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "LlamaForCausalLM",
+        pytest.param("Qwen3ForCausalLM", marks=pytest.mark.slow),
+        pytest.param("Qwen3_5ForCausalLM", marks=pytest.mark.slow),
+    ],
+)
 def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path: Path) -> None:
     target = tiny_model(architecture)
     save(target, architecture, tmp_path / "model")
