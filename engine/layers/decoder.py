@@ -193,6 +193,12 @@ class DecoderLayer:
     def linears(self) -> tuple[Linear, ...]:
         return self.mixer.linears() + self.feed_forward.linears()
 
+    def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
+        """Returns each linear layer whose input is the output of norms, with these norms."""
+        found: dict[Linear, tuple[RMSNorm, ...]] = {self.mixer.input: (self.input_norm,)}
+        reader = self.feed_forward.input
+        return found if reader is None else {**found, reader: (self.feed_forward_norm,)}
+
     def work(self) -> Work:
         return Work.in_turn((self.mixer.work(), self.feed_forward.work()))
 

@@ -60,9 +60,7 @@ class DraftLM:
         """Returns each linear layer whose input is the output of norms, with these norms."""
         found: dict[Linear, tuple[RMSNorm, ...]] = {}
         for layer in self._model.layers:
-            found[layer.mixer.input] = (layer.input_norm,)
-            if layer.feed_forward.input is not None:
-                found[layer.feed_forward.input] = (layer.feed_forward_norm,)
+            found |= layer.norms_by_linear()
         return found
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:

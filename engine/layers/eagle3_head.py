@@ -16,7 +16,7 @@ from headway.engine.layers.decoder import DecoderLayer, run_layers
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mlp import GatedMlp
-from headway.engine.layers.norm import RMSNorm
+from headway.engine.layers.norm import RMSNorm, normed_side_by_side
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.stream import ResidualStream
@@ -67,12 +67,14 @@ class Eagle3Layer:
         embedding: torch.Tensor,  # [vocab, hidden]
     ) -> Activation:
         """Returns the normed embeddings beside the normed hidden states, [tokens, 2 * hidden]."""
-        step = self.attention.input.input_step
-        dtype = hidden.dtype if step is None else torch.float8_e4m3fn
-        both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
-        normed_token, normed_hidden = both.chunk(2, dim=1)
-        self.token_norm.embedded(token_ids, embedding, step, scale=1.0, out=normed_token)
-        self.hidden_norm(hidden, step, out=normed_hidden)
+        both = normed_side_by_side(
+            hidden,
+            token_ids,
+            embedding,
+            hidden_norm=self.hidden_norm,
+            token_norm=self.token_norm,
+            step=self.attention.input.input_step,
+        )
         return Activation(both)
 
     def residual(
@@ -149,9 +151,7 @@ class Eagle3Head:
             first.feed_forward.input: (first.feed_forward_norm,),
         }
         for layer in self.others:
-            found[layer.mixer.input] = (layer.input_norm,)
-            if layer.feed_forward.input is not None:
-                found[layer.feed_forward.input] = (layer.feed_forward_norm,)
+            found |= layer.norms_by_linear()
         return found
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:

@@ -14,7 +14,7 @@ from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.decoder import DecoderLayer
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
-from headway.engine.layers.norm import RMSNorm
+from headway.engine.layers.norm import RMSNorm, normed_side_by_side
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.rotary import RotaryTables
 from headway.engine.layers.soft_cap import soft_capped
@@ -62,12 +62,7 @@ class MtpLayer:
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
         """Returns each linear layer whose input is the output of norms, with these norms."""
-        own = {
-            self.input: (self.hidden_norm, self.token_norm),
-            self.block.mixer.input: (self.block.input_norm,),
-        }
-        reader = self.block.feed_forward.input
-        return own if reader is None else {**own, reader: (self.block.feed_forward_norm,)}
+        return {self.input: (self.hidden_norm, self.token_norm), **self.block.norms_by_linear()}
 
 
 class MtpHead:
@@ -179,12 +174,14 @@ class MtpHead:
         hidden: torch.Tensor,  # [tokens, hidden]: h_{i-1}, or the carry of slot i - 1
         token_ids: torch.Tensor,  # [tokens] int64: t_i
     ) -> ResidualStream:
-        step = layer.input.input_step
-        dtype = hidden.dtype if step is None else torch.float8_e4m3fn
-        both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
-        halves = both.chunk(2, dim=1)
-        normed_hidden, normed_token = halves if self.spec.first == "hidden" else halves[::-1]
-        layer.hidden_norm(hidden, step, out=normed_hidden)
-        scale = self._embedding_scale
-        layer.token_norm.embedded(token_ids, self._embedding, step, scale=scale, out=normed_token)
+        both = normed_side_by_side(
+            hidden,
+            token_ids,
+            self._embedding,
+            hidden_norm=layer.hidden_norm,
+            token_norm=layer.token_norm,
+            step=layer.input.input_step,
+            embedding_scale=self._embedding_scale,
+            hidden_first=self.spec.first == "hidden",
+        )
         return ResidualStream(self._group.gather(layer.input(both)), self._residual_scale, self._group)

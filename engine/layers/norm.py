@@ -74,3 +74,25 @@ class RMSNorm:
         longer than a vector of ones."""
         factor = self.weight + 1 if self.spec.unit_offset else self.weight
         return factor.abs().max().item() * math.sqrt(len(factor))
+
+
+def normed_side_by_side(
+    hidden: torch.Tensor,  # [tokens, hidden]
+    token_ids: torch.Tensor,  # [tokens] int64
+    embedding: torch.Tensor,  # [vocab, hidden]
+    *,
+    hidden_norm: RMSNorm,
+    token_norm: RMSNorm,
+    step: torch.Tensor | None,  # [1] float32: as of RMSNorm
+    embedding_scale: float = 1.0,
+    hidden_first: bool = False,
+) -> torch.Tensor:
+    """Returns the norms of the hidden states and of the embedded tokens in one row a token, [tokens, 2 *
+    hidden]: what layers read that predict a token after the next."""
+    dtype = hidden.dtype if step is None else torch.float8_e4m3fn
+    both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
+    first, second = both.chunk(2, dim=1)
+    normed_hidden, normed_token = (first, second) if hidden_first else (second, first)
+    hidden_norm(hidden, step, out=normed_hidden)
+    token_norm.embedded(token_ids, embedding, step, scale=embedding_scale, out=normed_token)
+    return both
