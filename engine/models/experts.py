@@ -3,7 +3,7 @@ sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from headway.engine.models.config_keys import ResolvedConfig
@@ -29,15 +29,22 @@ EXPERT_PARTS = {
 }
 
 
-def with_experts(names: WeightNames, spec: ModelSpec) -> WeightNames:
-    """Returns the names with those of the single experts of Qwen's families."""
-    return replace(names, experts=ExpertNames(num_experts_of(spec), EXPERT_PARTS))
+def with_experts(
+    names: WeightNames, spec: ModelSpec, parts: Mapping[str, tuple[str, ...]] = EXPERT_PARTS
+) -> WeightNames:
+    """Returns the names with those of the single experts, of Qwen's families or as parts has them."""
+    return replace(names, experts=ExpertNames(num_experts_of(spec), parts))
 
 
-def expert_decoder_names(spec: ModelSpec) -> WeightNames:
-    """Returns the names that transformers gives to the tensors of a decoder with Qwen's experts."""
-    routed = {f"layers.{{}}.{path}": f"model.layers.{{}}.{name}" for path, name in ROUTED_NAMES.items()}
-    return with_experts(WeightNames(DECODER_NAMES | routed), spec)
+def expert_decoder_names(
+    spec: ModelSpec,
+    routed_names: Mapping[str, str] = ROUTED_NAMES,
+    parts: Mapping[str, tuple[str, ...]] = EXPERT_PARTS,
+) -> WeightNames:
+    """Returns the names that transformers gives to the tensors of a decoder with experts, Qwen's or those
+    named."""
+    routed = {f"layers.{{}}.{path}": f"model.layers.{{}}.{name}" for path, name in routed_names.items()}
+    return with_experts(WeightNames(DECODER_NAMES | routed), spec, parts)
 
 
 def num_experts_of(spec: ModelSpec) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from headway.engine.models.config_keys import ResolvedConfig
-from headway.engine.models.experts import agreed_count, experts_spec, num_experts_of
+from headway.engine.models.experts import agreed_count, expert_decoder_names, experts_spec
 from headway.engine.models.families import mistral
-from headway.engine.models.family import DECODER_NAMES, ExpertNames, Family, WeightNames
+from headway.engine.models.family import Family, WeightNames
 from headway.engine.models.spec import ModelSpec
 
 ROUTED_NAMES = {
@@ -53,8 +53,7 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
 
 
 def names(spec: ModelSpec) -> WeightNames:
-    routed = {f"layers.{{}}.{path}": f"model.layers.{{}}.{name}" for path, name in ROUTED_NAMES.items()}
-    return WeightNames(DECODER_NAMES | routed, experts=ExpertNames(num_experts_of(spec), EXPERT_PARTS))
+    return expert_decoder_names(spec, ROUTED_NAMES, EXPERT_PARTS)
 
 
 FAMILY = Family(("MixtralForCausalLM",), "mixtral", MixtralKeys, read, names)

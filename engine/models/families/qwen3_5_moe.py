@@ -7,7 +7,7 @@ from headway.engine.models.config_keys import ResolvedConfig
 from headway.engine.models.experts import ROUTED_NAMES, SHARED_NAMES, experts_spec, with_experts
 from headway.engine.models.families.qwen3_5 import Qwen3_5Keys, hybrid_names, hybrid_spec
 from headway.engine.models.family import Family, WeightNames
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import ExpertsSpec, ModelSpec
 
 
 class Qwen3_5MoeKeys(Qwen3_5Keys, frozen=True, kw_only=True):
@@ -25,17 +25,21 @@ class Qwen3_5MoeKeys(Qwen3_5Keys, frozen=True, kw_only=True):
 
 
 def read(resolved: ResolvedConfig) -> ModelSpec:
+    return hybrid_spec(resolved, shared_experts_spec(resolved, normalises=True))
+
+
+def shared_experts_spec(resolved: ResolvedConfig, *, normalises: bool) -> ExpertsSpec:
+    """resolved: of Qwen3_5MoeKeys. Returns experts, one of them shared."""
     keys = resolved.keys
     assert isinstance(keys, Qwen3_5MoeKeys)
-    experts = experts_spec(
+    return experts_spec(
         resolved,
         num_experts=keys.num_experts,
         top_k=keys.num_experts_per_tok,
         intermediate_size=keys.moe_intermediate_size,
-        normalises=True,
+        normalises=normalises,
         shared_size=keys.shared_expert_intermediate_size,
     )
-    return hybrid_spec(resolved, experts)
 
 
 def hybrid_expert_names(

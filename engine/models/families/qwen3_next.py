@@ -7,9 +7,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.engine.models.config_keys import ResolvedConfig
-from headway.engine.models.experts import experts_spec, with_dense_layers
+from headway.engine.models.experts import with_dense_layers
 from headway.engine.models.families.qwen3_5 import hybrid_spec
-from headway.engine.models.families.qwen3_5_moe import Qwen3_5MoeKeys, hybrid_expert_names
+from headway.engine.models.families.qwen3_5_moe import (
+    Qwen3_5MoeKeys,
+    hybrid_expert_names,
+    shared_experts_spec,
+)
 from headway.engine.models.family import Family, RowGroups, WeightNames, dense_spec
 from headway.engine.models.spec import DeltaNetSpec, ModelSpec
 
@@ -33,14 +37,7 @@ class Qwen3NextKeys(Qwen3_5MoeKeys, frozen=True, kw_only=True):
 def read(resolved: ResolvedConfig) -> ModelSpec:
     keys = resolved.keys
     assert isinstance(keys, Qwen3NextKeys)
-    experts = experts_spec(
-        resolved,
-        num_experts=keys.num_experts,
-        top_k=keys.num_experts_per_tok,
-        intermediate_size=keys.moe_intermediate_size,
-        normalises=keys.norm_topk_prob,
-        shared_size=keys.shared_expert_intermediate_size,
-    )
+    experts = shared_experts_spec(resolved, normalises=keys.norm_topk_prob)
     return with_dense_layers(
         hybrid_spec(resolved, experts),
         dense_spec(resolved),
