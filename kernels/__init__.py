@@ -29,6 +29,7 @@ from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
+from headway.kernels.experts._packed_expert import pack_expert
 from headway.kernels.experts.api import expert_results, tokens_of_each_kernel
 from headway.kernels.experts.choose_experts import choose_experts
 from headway.kernels.experts.expert_linear import expert_linear
@@ -58,7 +59,7 @@ from headway.kernels.recurrent.causal_convolution import convolve_chunks, convol
 from headway.kernels.recurrent.delta_chunks import delta_chunks
 from headway.kernels.recurrent.delta_windows import delta_windows
 from headway.kernels.recurrent.mamba import mamba_state_selective_copy
-from headway.kernels.reference.experts._expanded_expert import expanded_expert, pack_expert
+from headway.kernels.reference.experts._expanded_expert import expanded_expert
 from headway.kernels.runtime._device import has_float8_products, memory_bandwidth
 from headway.kernels.runtime._precompile import compile_in_workers, log_compilations
 from headway.kernels.sampling.mask_logits import mask_logits

@@ -160,10 +160,10 @@ def arrange_pairs(
             of_block, starts, ends, cursor, num_blocks, ROWS=rows, EXPERTS=experts, CHUNK=_PART
         )
         _place_kernel[programs](ids, order, cursor, num_pairs, CHUNK=_PART)
-        return PairBlocks(order, of_block, starts, ends, rows)
+        return PairBlocks(order, of_block, starts, ends)
     overlaps, launch = overlap(ids.device)
     _arrange_kernel[(1,)](
         ids, order, of_block, starts, ends, cursor, num_pairs, num_blocks, ROWS=rows, EXPERTS=experts,
         CHUNK=chunk, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
     )  # fmt: skip
-    return PairBlocks(order, of_block, starts, ends, rows)
+    return PairBlocks(order, of_block, starts, ends)

@@ -2,9 +2,9 @@
 
 A program multiplies some outputs of one expert by the pairs of a block. Weights are the first operand, and
 products are added from the first input to the last in one accumulator of float32, as in
-`batch_invariant_linear`: so a pair's result is the same to the last bit in any block. Codes are expanded
-in registers. Units of 16 bits keep the compiler from giving a tensor core other inputs
-at once than it gets of weights that are no codes.
+`batch_invariant_linear`: so a pair's result is the same to the last bit in any block. Codes are expanded in
+registers. Units of 16 bits keep the compiler from giving a tensor core other inputs at once than it gets of
+weights that are no codes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _expert_kernel(
     OVERLAPS: tl.constexpr,
 ) -> None:
     """Each program computes OUTPUTS rows of an expert's weight for the pairs of a block. SLOTS: pairs that
-    share a row of x. IS_WHOLE: INPUTS divides the inputs. BITS, UNITS: of a
-    value; of 128 inputs, where values are codes."""
+    share a row of x. IS_WHOLE: INPUTS divides the inputs. BITS: of a value; 16: it is no code. UNITS: of 128
+    codes."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     block = tl.program_id(1)
@@ -177,7 +177,7 @@ def expert_linear(
     blocks = arrange_pairs(ids, experts) if blocks is None else blocks
     block_rows, num_blocks, _ = sizes_of_blocks(len(ids), ids.shape[1], experts)
     tile = tile_of(block_rows, num_blocks, weight, x, is_gated=gate is not None)
-    order, of_block, starts, ends = (ids,) * 4 if blocks is None else blocks[:4]
+    order, of_block, starts, ends = (ids,) * 4 if blocks is None else blocks
     tile_bytes = (tile.outputs + block_rows) * tile.inputs * x.element_size()
     overlaps, launch = overlap(x.device)
     programs = blocks_of(rows, tile.outputs)

@@ -47,7 +47,7 @@ def quantized_weight(
 ) -> QuantizedWeight | None:
     """Returns the weight in the order of its kernels; None where they do not compute it."""
     (outputs, inputs), groups = codes.shape, scales.shape[1]
-    if outputs % OUTPUTS > 0 or inputs % (2 * GROUP) > 0 or not _is_served(codes, scales, bits):
+    if outputs % OUTPUTS > 0 or inputs % (2 * GROUP) > 0 or not can_expand(codes, scales, bits):
         return None
     of_group = inputs // groups
     if inputs % groups > 0 or (groups > 1 and of_group % GROUP > 0):
@@ -66,7 +66,9 @@ def quantized_weight(
     return QuantizedWeight(packed, by_group(scales), shifts, bits, is_paired)
 
 
-def _is_served(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> bool:
+def can_expand(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> bool:
+    """Returns whether kernels, which expand codes by their bits, give the values: of integers always, of
+    float8 unless a code is NaN or a scale is beyond 128."""
     if bits == 4:
         return True
     return bool((scales.abs() <= _LARGEST_SCALE).all()) and not bool(((codes & _NAN) == _NAN).any())

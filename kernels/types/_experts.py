@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 
 GROUP = 128  # inputs that share the scale of an output
+# Scales of float8 are kept that many times larger: then a code's bits, put where bfloat16 has exponent and
+# mantissa, are the code's value by that power less. Integers are put into the mantissa of CODE_SHIFT.
+FLOAT8_SCALE, CODE_SHIFT = 2.0**120, 128.0
 
 
 class ExpertRule(NamedTuple):
@@ -69,4 +72,3 @@ class PairBlocks(NamedTuple):
     experts: torch.Tensor  # [blocks] int32; -1: the block is empty, as are all after it
     starts: torch.Tensor  # [blocks] int32: where the block begins in `order`
     ends: torch.Tensor  # [blocks] int32: where it ends
-    rows: int  # the most pairs of a block, a power of two
