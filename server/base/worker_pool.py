@@ -237,6 +237,9 @@ class WorkerPool:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        for lane in lanes:
+            with suppress(OSError):  # what was not sent to a process that is gone
+                await lane.writer.wait_closed()
 
     def _refusal(self, what: str) -> ApiError:
         message = f"the process that {self._purpose.verb} {what}"

@@ -175,3 +175,14 @@ async def test_a_lane_that_comes_as_the_wait_ends_is_not_lost(pool: WorkerPool) 
     turn.lane.set_result(lane)
     pool._give_up(turn)
     assert lane in pool._free
+
+
+async def test_what_is_closed_leaves_no_socket_open(pool: WorkerPool) -> None:
+    """Of a process that has ended by itself there is nothing to wait for but the sockets."""
+    await pool.start()
+    assert pool.process is not None
+    sockets = [lane.writer.get_extra_info("socket") for lane in pool._lanes]
+    pool.process.kill()
+    await pool.process.wait()
+    await pool.close()
+    assert [sock.fileno() for sock in sockets] == [-1] * len(sockets)
