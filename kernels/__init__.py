@@ -84,6 +84,7 @@ from headway.kernels.speculation.verify import verify_speculative_tokens
 from headway.kernels.speculation.verify_and_rewind import verify_and_rewind
 from headway.kernels.transfer.copy_entries import copy_entries
 from headway.kernels.transfer.copy_results_to_host import copy_results_to_host
+from headway.kernels.transfer.gather_ranks import gather_ranks
 from headway.kernels.transfer.stamp import stamp
 from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import DeferredNorm
@@ -95,6 +96,7 @@ from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._processor_state import LogitsProcessorState
 from headway.kernels.types._query_batch import QueryBatch
+from headway.kernels.types._rank_memory import RankMemory
 from headway.kernels.types._row_state import DraftWindow, RoundWindow, RowState
 from headway.kernels.types._score_rule import ScoreRule
 from headway.kernels.types._weights import (
@@ -135,6 +137,7 @@ __all__ = [
     "Predictions",
     "QuantizedWeight",
     "QueryBatch",
+    "RankMemory",
     "RoundWindow",
     "RowState",
     "ScoreRule",
@@ -168,6 +171,7 @@ __all__ = [
     "fuses_qkv",
     "gated_mul",
     "gated_rms_norm",
+    "gather_ranks",
     "gumbel_noise",
     "has_float8_products",
     "has_int8_products",

@@ -1,1 +1,1 @@
-"""Results to the host, time stamps and memory probes."""
+"""Results to the host and to other ranks, time stamps and memory probes."""

@@ -881,6 +881,17 @@ CASES = [
     ),
     *(
         Case(
+            "gather_ranks",
+            "_gather_ranks_kernel",
+            pointers("x out", kind) | pointers("addresses counts"),
+            {"RANKS": 8, "MAX_PROGRAMS": 64, "BLOCK": 8192 // size},
+            8,
+            divisible=("x", "out", "row"),
+        )
+        for kind, size in (("*i8", 1), ("*i32", 4), ("*i64", 8))
+    ),
+    *(
+        Case(
             "copy_entries",
             "_copy_entries_kernel",
             pointers("memory", kind) | pointers("source target"),

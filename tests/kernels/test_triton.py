@@ -36,6 +36,7 @@ CHEAP = (
     "begin_decode",
     "copy_results_to_host",
     "copy_entries",
+    "gather_ranks",
     "mask_logits",
     "causal_convolution",
     "prefill_attention",

@@ -1,0 +1,104 @@
+"""Gathers what the ranks of a model have computed, each on a GPU of its own.
+
+A rank writes its part into the memories of the others, block by block, and then a flag for each block; what
+it copies out of its own memory it has waited for flag by flag. Two halves of each memory are used in turn: a
+rank begins the gather after the next one only when all ranks have begun that one, and so have read this one.
+All counts are on the device, so that the gather can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.kernels.reference.transfer.gather_ranks import gather_ranks as gather_ranks_twin
+from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
+from headway.kernels.types._rank_memory import MAX_PROGRAMS, RankMemory
+
+# Bits are moved, so that every dtype is: as many at once as divide a row.
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BLOCK_BYTES, _WARPS = 8192, 8
+
+
+@jit_once_for("addresses_ptr", "counts_ptr", "part_bytes", "num_elements")
+def _gather_ranks_kernel(
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    addresses_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    rank: tl.tensor,
+    part_bytes: tl.tensor,
+    num_elements: tl.tensor,
+    row: tl.tensor,
+    RANKS: tl.constexpr,
+    MAX_PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program writes, waits for and copies each of its blocks of elements of all ranks. x: [tokens, row];
+    out: [tokens, RANKS * row]."""
+    program, step = tl.program_id(0), tl.num_programs(0) * BLOCK
+    number = tl.load(counts_ptr) + 1
+    half = RANKS * MAX_PROGRAMS * 8 + number % 2 * RANKS * part_bytes
+    first = program * BLOCK
+    for start in range(first, num_elements, step):
+        element = start + tl.arange(0, BLOCK)
+        is_inside = element < num_elements
+        values = tl.load(x_ptr + element, mask=is_inside)
+        target = element // row * (RANKS * row) + rank * row + element % row
+        tl.store(out_ptr + target, values, mask=is_inside)
+        for other in tl.static_range(RANKS):
+            if other != rank:
+                place = tl.load(addresses_ptr + other) + half + rank * part_bytes
+                part_ptr = tl.multiple_of(place, 16).to(tl.pointer_type(x_ptr.dtype.element_ty))
+                tl.store(part_ptr + element, values, mask=is_inside)
+    tl.debug_barrier()  # the flag comes after what all threads have written
+    for other in tl.static_range(RANKS):
+        if other != rank:
+            flags_ptr = tl.load(addresses_ptr + other).to(tl.pointer_type(tl.int64))
+            tl.atomic_xchg(flags_ptr + rank * MAX_PROGRAMS + program, number, sem="release", scope="sys")
+    own = tl.load(addresses_ptr + rank)
+    for other in tl.static_range(RANKS):
+        if other != rank:
+            flag_ptr = own.to(tl.pointer_type(tl.int64)) + other * MAX_PROGRAMS + program
+            # A rank that is ahead has set the flag of its next gather, which lies in the other half.
+            seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
+            while seen < number:
+                seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
+            tl.debug_barrier()
+            place = own + half + other * part_bytes
+            part_ptr = tl.multiple_of(place, 16).to(tl.pointer_type(x_ptr.dtype.element_ty))
+            for start in range(first, num_elements, step):
+                element = start + tl.arange(0, BLOCK)
+                is_inside = element < num_elements
+                values = tl.load(part_ptr + element, mask=is_inside, cache_modifier=".cg")
+                target = element // row * (RANKS * row) + other * row + element % row
+                tl.store(out_ptr + target, values, mask=is_inside)
+    if tl.atomic_add(counts_ptr + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(counts_ptr + 1, 0)
+        tl.store(counts_ptr, number)
+
+
+def gather_ranks(
+    x: torch.Tensor,  # [tokens, n], of this rank
+    memory: RankMemory,
+) -> torch.Tensor:
+    """Returns [tokens, ranks * n]: what all ranks have, in their order. All ranks launch it for as many
+    tokens of as many numbers; a launch is done when all are."""
+    if not takes_triton(x):
+        return gather_ranks_twin(x, memory)
+    tokens, row = x.shape
+    out = torch.empty(tokens, memory.size * row, dtype=x.dtype, device=x.device)
+    row_bytes = row * x.element_size()
+    if out.numel() == 0:
+        return out
+    assert row_bytes <= memory.part_bytes, f"{row_bytes} bytes of a token, the most is {memory.part_bytes}"
+    bits = next(size for size in sorted(_BITS, reverse=True) if row_bytes % size == 0)
+    own, whole = x.contiguous().view(_BITS[bits]), out.view(_BITS[bits])
+    block = _BLOCK_BYTES // bits
+    rows = memory.part_bytes // row_bytes
+    for part, target in zip(torch.split(own, rows), torch.split(whole, rows), strict=True):
+        grid = min(blocks_of(part.numel(), block), MAX_PROGRAMS)
+        _gather_ranks_kernel[(grid,)](
+            part, target, memory.addresses, memory.counts, memory.rank, memory.part_bytes, part.numel(),
+            part.shape[1], RANKS=memory.size, MAX_PROGRAMS=MAX_PROGRAMS, BLOCK=block, num_warps=_WARPS,
+        )  # fmt: skip
+    return out
