@@ -31,7 +31,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.mtp_head import MtpHead
-from headway.engine.loading import checkpoint, packs
+from headway.engine.loading import checkpoint, packs, placing
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.protocol.errors import ModelError
@@ -80,6 +80,7 @@ def test_a_weight_may_be_expanded_in_pieces(
 def test_a_gpu_expands_as_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack, twin = mimo_packs(tmp_path, formats()[name]())
     monkeypatch.setattr(checkpoint, "finish_linears", lambda *_: None)  # gives dense weights up
+    monkeypatch.setattr(placing, "keeps_codes", lambda _: False)
     found = parameters(pack, dtype="bfloat16", device=torch.device("cuda"))
     assert_equal({name: tensor.cpu() for name, tensor in found.items()}, parameters(twin, dtype="bfloat16"))
 
