@@ -23,9 +23,9 @@ from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.loading.drafter import load_drafter
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import has_ordered_sums, head_maker
-from headway.engine.outline import DeviceFacts, Outline, wanted_device
+from headway.engine.outline import DeviceFacts, Outline, ranks_of_device, wanted_device
 from headway.engine.parallel.group import ProcessGroup, group_of
-from headway.engine.parallel.messages import Build, Join
+from headway.engine.parallel.messages import Join
 from headway.engine.parallel.ranks import Ranks
 from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
@@ -89,7 +89,7 @@ def assemble(
     spec = read_model_spec(config.model_path)
     size = config.tensor_parallel_size
     group = group_of(size)
-    available = available_bytes(facts.device) // size
+    available = _available(config, facts)
     # What steps take is no reason to refuse a model before it is measured.
     early = resolve(config, announced(config, spec, facts, available, group), steps_bytes=0)
     with ExitStack() as taken:
@@ -98,28 +98,16 @@ def assemble(
             taken.callback(ranks.close)
         with log_seconds("loading weights"):
             models = _load(config, early, progress, group)
-            if ranks is not None:
+            if ranks is not None and isinstance(group, ProcessGroup):
+                assert drafter is None, "every rank makes its own drafter"
                 ranks.wait_until_loaded()
-        available = available_bytes(facts.device) // size
-        loaded = Outline.of_loaded(models, facts, available)
-        measures = facts.device.type == "cuda" and config.kv_cache_memory_bytes is None
-        resolved = resolve(config, loaded, steps_bytes=0 if measures else None)
-        with log_seconds("choosing formats and kernels"):
-            prepare_models(resolved, models)
-        if measures:
-            with log_seconds("compiling and trying steps"):
-                steps_bytes = measured_steps_bytes(resolved, models, drafter, measuring)
-            resolved = resolve(config, loaded, steps_bytes=steps_bytes)
+                ranks.connect(group, facts.device)
+        resolved = _resolved(config, facts, models, drafter, measuring)
         warn_of_cut_context(config, spec, resolved)
-        tell: Callable[[Command], None] = tell_nobody
-        if ranks is not None:
-            assert drafter is None, "every rank makes its own drafter"
-            ranks.tell(Build(available, resolved.config.threads))
-            tell = ranks.tell
         with log_seconds("taking memory"):
-            runner = build_device(resolved, models, drafter, tell=tell)
-        if ranks is not None and isinstance(group, ProcessGroup):
-            ranks.connect(group)
+            runner = build_device(
+                resolved, models, drafter, tell=tell_nobody if ranks is None else ranks.tell
+            )
         taken.pop_all()
     info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, models))
     return Engine(build_host(resolved), runner, info, ranks)
@@ -128,7 +116,7 @@ def assemble(
 def load_rank(join: Join, progress: Callable[[float], None]) -> ModelPair:
     """Loads the share of a rank that is not the first, and takes the steps of `assemble` to that in their
     order. Raises ModelError or ConfigError."""
-    config, facts = join.config, _facts(join.config)
+    config, facts = join.config, _facts(join.config, join.rank)
     group = group_of(config.tensor_parallel_size, join.rank)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -136,22 +124,50 @@ def load_rank(join: Join, progress: Callable[[float], None]) -> ModelPair:
     return _load(config, resolve(config, outline, steps_bytes=0), progress, group)
 
 
-def build_rank(join: Join, build: Build, models: ModelPair) -> Runner:
-    """Takes the memory of the rank and connects it with the others, which do so now, too. Raises ModelError,
+def build_rank(join: Join, models: ModelPair) -> Runner:
+    """Connects the rank with the others, which do so now, too, and takes its memory. Raises ModelError,
     ConfigError and RankError."""
-    config = msgspec.structs.replace(join.config, threads=build.threads)
-    resolved = resolve(config, Outline.of_loaded(models, _facts(config), build.available))
-    prepare_models(resolved, models)
-    runner, group = build_device(resolved, models), models.target.group
+    group, facts = models.target.group, _facts(join.config, join.rank)
     assert isinstance(group, ProcessGroup), "the models were loaded by a rank"
-    group.connect(Path(join.folder))
-    return runner
+    group.connect(Path(join.folder), facts.device)
+    return build_device(_resolved(join.config, facts, models), models)
 
 
-def _facts(config: EngineConfig) -> DeviceFacts:
-    """Returns what each rank has of the device. Raises ConfigError."""
-    facts = DeviceFacts.of(wanted_device(config))
+def _facts(config: EngineConfig, rank: int = 0) -> DeviceFacts:
+    """Returns what the rank has of its device, which becomes the current one. Raises ConfigError."""
+    device = wanted_device(config, rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    facts = DeviceFacts.of(device)
     return replace(facts, num_threads=max(1, facts.num_threads // config.tensor_parallel_size))
+
+
+def _available(config: EngineConfig, facts: DeviceFacts) -> int:
+    """Returns the bytes of its device that a rank can take. Raises ConfigError."""
+    return available_bytes(facts.device) // ranks_of_device(config, facts.device)
+
+
+def _resolved(
+    config: EngineConfig,
+    facts: DeviceFacts,
+    models: ModelPair,
+    drafter: Drafter | None = None,
+    measuring: Callable[[float], None] = lambda _: None,
+) -> Resolved:
+    """Prepares the loaded models and resolves the configuration by the memory that they leave, alike on all
+    ranks, which are connected. Raises ConfigError."""
+    group = models.target.group
+    available = -group.largest(-_available(config, facts))
+    loaded = Outline.of_loaded(models, facts, available)
+    measures = facts.device.type == "cuda" and config.kv_cache_memory_bytes is None
+    resolved = resolve(config, loaded, steps_bytes=0 if measures else None)
+    with log_seconds("choosing formats and kernels"):
+        prepare_models(resolved, models)
+    if measures:
+        with log_seconds("compiling and trying steps"):
+            steps_bytes = group.largest(measured_steps_bytes(resolved, models, drafter, measuring))
+        resolved = resolve(config, loaded, steps_bytes=steps_bytes)
+    return resolved
 
 
 def prepare_models(resolved: Resolved, models: ModelPair) -> None:

@@ -110,16 +110,12 @@ def check_recurrence(config: EngineConfig, outline: Outline) -> None:
         )
 
 
-def check_ranks(
-    config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | None, device: torch.device
-) -> None:
+def check_ranks(config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | None) -> None:
     """Raises ConfigError where several ranks cannot compute the model."""
     size = config.tensor_parallel_size
     if size == 1:
         return
     given = f"--tensor-parallel-size is {size}"
-    if device.type != "cpu":
-        raise ConfigError(f"{given}, but several GPUs are not served yet; leave it out, or use --device cpu")
     if config.load_format == "dummy" or config.drafter_path is not None:
         what = "--load-format dummy" if config.drafter_path is None else "a drafter in a folder of its own"
         raise ConfigError(f"{given}, which excludes {what}; leave one of them out")

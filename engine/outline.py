@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -49,16 +50,35 @@ class DeviceFacts:
         return cls(device, has_float8_products(device), capability, properties.multi_processor_count)
 
 
-def wanted_device(config: EngineConfig) -> torch.device:
-    """Returns the device that --device names, with its index. Raises ConfigError."""
+# torch's switch for its symmetric memory: ranks may share GPUs, which is for tests alone.
+_OVERLAPPING_VARIABLE = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+def wanted_device(config: EngineConfig, rank: int = 0) -> torch.device:
+    """Returns the device that --device names, with its index: of the rank. Raises ConfigError."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError(
             "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
         )
     if has_cuda and config.device != "cpu":
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", (torch.cuda.current_device() + rank) % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def ranks_of_device(config: EngineConfig, device: torch.device) -> int:
+    """Returns how many ranks share the memory of a device. Raises ConfigError where each of them would need a
+    GPU of its own."""
+    size = config.tensor_parallel_size
+    if device.type == "cpu":
+        return size
+    count = torch.cuda.device_count()
+    if size > count and os.environ.get(_OVERLAPPING_VARIABLE) != "1":
+        raise ConfigError(
+            f"--tensor-parallel-size is {size}, which needs a GPU for each rank; {count} "
+            f"{'is' if count == 1 else 'are'} visible to this process; set it to {count} or less, or see to CUDA_VISIBLE_DEVICES"
+        )
+    return -(-size // count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,4 +121,7 @@ def _checked(engine: Engine, *, is_required: bool) -> EngineInfo:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(os.environ.get(PARENT_VARIABLE, os.getppid()))))
+    status = main(sys.argv[1], int(os.environ.get(PARENT_VARIABLE, os.getppid())))
+    if status != 0:
+        logging.shutdown()
+        os._exit(status)  # an orderly end would wait for a GPU that waits for a rank which has ended

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from headway.engine.build import build_rank, load_rank
 from headway.engine.parallel.follower import Follower
 from headway.engine.parallel.group import RankError
-from headway.engine.parallel.messages import Build, Join, Loaded, encoded, received_by_rank
+from headway.engine.parallel.messages import Join, Loaded, encoded, received_by_rank
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.logs import configure_logging
 from headway.engine.protocol.messages import Failure
@@ -59,16 +59,16 @@ def _compute(join: Join, pipe: Connection, parent: int) -> None:
 
     models = load_rank(join, look)
     pipe.send_bytes(encoded(Loaded()))
-    build = received_by_rank(pipe)
-    assert isinstance(build, Build), f"then comes Build, not {build}"
-    follower = Follower(build_rank(join, build, models))
+    follower = Follower(build_rank(join, models))
     gc.collect()
     gc.freeze()
     while True:
         command = received_by_rank(pipe)
-        assert not isinstance(command, Join | Build), f"the rank is built, and gets {command}"
+        assert not isinstance(command, Join), f"the rank is built, and gets {command}"
         follower.follow(command)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    status = main(int(sys.argv[1]))
+    logging.shutdown()
+    os._exit(status)  # an orderly end would wait for a GPU that waits for a rank which has ended

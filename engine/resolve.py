@@ -110,7 +110,7 @@ def announced(
     bfloat16: the weights may have another, but 16 bits take the least memory and allow all options. Raises
     ConfigError."""
     dtype, make_draft = dummy_dtype(config.dtype, facts.device), draft_maker(config, spec)
-    check_ranks(config, spec, make_draft, facts.device)
+    check_ranks(config, spec, make_draft)
     models = outline_of(spec, dtype, make_draft, group=group)
     return Outline(models, facts, available, counts_weights=False)
 

@@ -28,6 +28,12 @@ class Finish(msgspec.Struct, tag=True, frozen=True):
     masks: bytes
 
 
+class Capture(msgspec.Struct, tag=True, frozen=True):
+    """Makes the steps of these depths ready."""
+
+    depths: tuple[int, ...]
+
+
 class TimeRound(msgspec.Struct, tag=True, frozen=True):
     """A round of padding, whose time is measured."""
 
@@ -41,7 +47,7 @@ class TimeCatchUp(msgspec.Struct, tag=True, frozen=True):
     num_rows: int
 
 
-Command = Launch | Begin | Finish | TimeRound | TimeCatchUp
+Command = Launch | Begin | Finish | Capture | TimeRound | TimeCatchUp
 
 
 def tell_nobody(command: Command) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from headway.engine.execution.commands import (
     Begin,
+    Capture,
     Command,
     Finish,
     Launch,
@@ -108,6 +109,7 @@ class Runner:
         depths = tuple(depths)
         if self.graphs is None or self.graph_memory is None or not depths:
             return
+        self._tell(Capture(depths))
         keys = self._captured_keys(depths)
         self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
         self._ring.restart()

@@ -57,6 +57,7 @@ class WarmUp:
         self._table = table
         self.policy = policy
         self._max_depth = max_depth
+        self._group = launcher.context.model.group
 
     def capture(
         self,
@@ -74,7 +75,7 @@ class WarmUp:
             _, for_prompts = bytes_taken_by(self.run_prompts)
             self._capture_all(keys, graphs, progress)
             _, for_round = bytes_taken_by(lambda: self._try_largest_round(max_depth))
-            if available_bytes(self._table.device) < for_prompts:
+            if self._group.largest(for_prompts - available_bytes(self._table.device)) > 0:
                 self.run_prompts()  # graphs may have left it too little
             memory.reserve(max(for_prompts, for_round))
 
@@ -195,8 +196,23 @@ class WarmUp:
         """Compiles the kernels of all steps in worker processes, after a rehearsal that records what each
         launch needs, unless the smallest round finds all its kernels in Triton's cache.
 
-        It only saves time: a kernel that it leaves out is compiled when it is launched.
+        It only saves time: a kernel that it leaves out is compiled when it is launched. Of several ranks the
+        first compiles, and the others find what it has compiled.
         """
+        if self._group.rank > 0:
+            self._group.largest(0)
+        self._compile_alone(keys, max_depth, graphs, memory, progress)
+        if self._group.rank == 0:
+            self._group.largest(0)
+
+    def _compile_alone(
+        self,
+        keys: Sequence[StepKey],
+        max_depth: int,
+        graphs: GraphCache[StepKey, StepOutcome],
+        memory: GraphMemory,
+        progress: Callable[[float], None],
+    ) -> None:
         started, precompiler = time.monotonic(), None
         smallest = StepKey(min(key.num_rows for key in keys if key.num_rows), max_depth)
         try:

@@ -14,7 +14,7 @@ import torch
 
 
 class Group(Protocol):
-    """All ranks call `gather` in the same order."""
+    """All ranks call its methods in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -24,6 +24,10 @@ class Group(Protocol):
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, n], of this rank. Returns [tokens, size * n]: those of all ranks, in their order."""
+        ...
+
+    def largest(self, number: int) -> int:
+        """Returns the largest of the ranks' numbers, by which they decide alike. It waits for all ranks."""
         ...
 
 
@@ -37,6 +41,10 @@ class Alone:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x itself."""
         return x
+
+    def largest(self, number: int) -> int:
+        """Returns the number itself."""
+        return number
 
 
 ALONE = Alone()

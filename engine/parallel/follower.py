@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headway.engine.execution.commands import Begin, Command, Finish, Launch, TimeCatchUp, TimeRound
+from headway.engine.execution.commands import (
+    Begin,
+    Capture,
+    Command,
+    Finish,
+    Launch,
+    TimeCatchUp,
+    TimeRound,
+)
 from headway.engine.execution.masked_step import BegunStep
 from headway.engine.execution.runner import Runner
 
@@ -28,6 +36,8 @@ class Follower:
                 self._runner.masks.fill(command.masks)
                 self._begun.finish(command.entries)
                 self._begun = None
+            case Capture():
+                self._runner.capture(command.depths, progress=lambda _: None)
             case TimeRound():
                 self._runner.time_round(command.num_rows, command.depth)
             case TimeCatchUp():

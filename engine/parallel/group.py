@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import torch
+from torch._C._distributed_c10d import ProcessGroup as TorchGroup
+from torch._C._distributed_c10d import Store, _register_process_group, _SymmetricMemory
 from torch.distributed import ProcessGroupGloo, Work
 
 from headway.engine.layers.group import ALONE, Group
+from headway.kernels import RankMemory, gather_ranks
 
-# The longest that a rank waits for the others: all of them launch the same work.
-WAIT_SECONDS = 60.0
+# The longest that a rank waits for the others: all of them launch the same work, for which the first compiles
+# the kernels.
+WAIT_SECONDS = 600.0
+# Of a rank's part of a gather on GPUs: larger ones are gathered piece by piece.
+PART_BYTES = 16 << 20
 
 
 class RankError(Exception):
@@ -27,16 +33,19 @@ class _Gatherer(Protocol):
 
 
 class ProcessGroup:
-    """Ranks that gather over the loopback interface, by torch's Gloo. Mutable: `connect` comes before the
-    first gather; a rank's share of a model can be described and loaded before."""
+    """Ranks that gather what is on CPUs over the loopback interface, by torch's Gloo, and what is on GPUs by
+    their memories, of which each GPU writes all. Mutable: `connect` comes before the first gather; a rank's
+    share of a model can be described and loaded before."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._gloo: _Gatherer | None = None
+        self._memory: RankMemory | None = None
+        self._kept: tuple[object, ...] = ()  # what torch gives up, and memory with it, where nobody keeps it
 
-    def connect(self, folder: Path) -> None:
+    def connect(self, folder: Path, device: torch.device) -> None:
         """Waits until all ranks are connected. folder: empty, where they find each other; it is not needed
-        after that. Raises RankError."""
+        after that. device: of this rank; a GPU is the current one. Raises RankError."""
         # torch's type stubs export neither the options nor the store.
         options = vars(ProcessGroupGloo)["_Options"]()
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -45,13 +54,37 @@ class ProcessGroup:
         try:
             store = vars(torch.distributed)["FileStore"](str(folder / "ranks"), self.size)
             self._gloo = make(store, self.rank, self.size, options)
+            if device.type == "cuda":
+                self._memory = self._shared_memory(store, folder.name, device)
         except RuntimeError as error:
             raise RankError(f"rank {self.rank} of {self.size} found not all others: {error}") from error
-        self.gather(torch.zeros(1, 1))
+        self.largest(0)  # the others have connected, too
+
+    def _shared_memory(self, store: Store, name: str, device: torch.device) -> RankMemory:
+        """name: by which torch is to know the group. Raises RuntimeError where the GPUs cannot write each
+        other's memory."""
+        register = cast("Callable[[str, TorchGroup], None]", _register_process_group)  # torch 2.11 has str
+        group = TorchGroup(store, self.rank, self.size)
+        register(name, group)
+        num_bytes = RankMemory.bytes_of(self.size, PART_BYTES)
+        own = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
+        own.zero_()
+        torch.cuda.synchronize(device)
+        met = _SymmetricMemory.rendezvous(own, name)
+        self._kept = (group, own, met)
+        memories = tuple(met.get_buffer(rank, (num_bytes,), torch.uint8) for rank in range(self.size))
+        return RankMemory.of(memories, self.rank, PART_BYTES)
+
+    def largest(self, number: int) -> int:
+        """Returns the largest of the ranks' numbers. Raises RankError."""
+        return int(self.gather(torch.tensor([[number]])).amax())
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, n], of this rank, of any dtype. Returns [tokens, size * n]: those of all ranks, in
-        their order. Raises RankError."""
+        their order. Raises RankError, of what is on CPUs."""
+        if x.is_cuda:
+            assert self._memory is not None, "the ranks are connected"
+            return gather_ranks(x, self._memory)
         assert self._gloo is not None, "the ranks are connected"
         own = x.contiguous().view(torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.size)]

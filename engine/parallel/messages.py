@@ -23,19 +23,11 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     folder: str
 
 
-class Build(msgspec.Struct, tag=True, frozen=True):
-    """The second one, when all ranks have loaded. available: the bytes that they leave to each; threads: as
-    resolved by the first."""
-
-    available: int
-    threads: int | None
-
-
 class Loaded(msgspec.Struct, tag=True, frozen=True):
     """The answer. A rank that cannot load its share answers with a Failure and leaves."""
 
 
-ToRank = Join | Build | Command
+ToRank = Join | Command
 FromRank = Loaded | Failure
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_RANK, _FROM_RANK = msgspec.msgpack.Decoder(ToRank), msgspec.msgpack.Decoder(FromRank)

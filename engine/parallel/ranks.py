@@ -3,13 +3,18 @@ and looks after."""
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
+
+import torch
 
 from headway.engine.parallel.group import ProcessGroup, RankError
 from headway.engine.parallel.messages import Join, Loaded, ToRank, encoded, received_by_first
@@ -20,6 +25,8 @@ _COMMAND = (sys.executable, "-P", "-m", "headway.engine.rank")
 _LEAVE_SECONDS = 1.0
 _SEE_STDERR = "its last lines on stderr say why"
 
+logger = logging.getLogger(__name__)
+
 
 class Ranks:
     """Mutable: owns the processes and their pipes until `close`, and until `connect` the folder in which they
@@ -27,6 +34,7 @@ class Ranks:
 
     def __init__(self, config: EngineConfig, available: int) -> None:
         """Starts them; each loads its share of the model. available: see Join. Raises OSError."""
+        self._is_closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         with ExitStack() as taken:
@@ -75,16 +83,31 @@ class Ranks:
             if not isinstance(answer, Loaded):
                 raise ModelError(f"rank {rank}: {answer.message}")
 
-    def connect(self, group: ProcessGroup) -> None:
-        """Connects the first rank with them; they do so, too. Raises RankError."""
-        group.connect(Path(self._folder.name))
+    def connect(self, group: ProcessGroup, device: torch.device) -> None:
+        """Connects the first rank with them, when all have loaded; they do so, too. device: of the first.
+        Raises RankError."""
+        group.connect(Path(self._folder.name), device)
         self._folder.cleanup()
+        if device.type == "cuda":
+            Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Ends this process when another rank ends, for whose part of a gather its GPU waits without end."""
+        ends = [os.pidfd_open(process.pid) for process in self._processes]
+        wait(ends)
+        if not self._is_closing:
+            try:
+                self.check()
+            except RankError as error:
+                logger.error("the engine ends: %s", error)
+            os._exit(1)
 
     def close(self) -> None:
         """Ends the processes, and waits for their ends. May be called again."""
         self._taken.close()
 
     def _end(self) -> None:
+        self._is_closing = True
         for pipe in self._pipes:
             pipe.close()  # which tells a rank to leave, unless it is in the midst of a step
         for process in self._processes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from headway_testing.checkpoints import random_mimo
 from headway_testing.engine_peer import Peer, is_running
@@ -104,6 +105,30 @@ def test_a_rank_leaves_with_the_engine(
             keep_busy(end)
         engine.kill()
         assert_left(rank, time.monotonic())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_engine", [True, False], ids=["engine", "rank"])
+def test_ranks_that_wait_for_each_other_on_gpus_end_together(
+    peer: tuple[Peer, str], config: EngineConfig, monkeypatch: pytest.MonkeyPatch, *, is_engine: bool
+) -> None:
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    end, address = peer
+    fields = {
+        "device": "cuda",
+        "threads": None,
+        "max_running": 2,
+        "depth": 0,
+        "kv_cache_memory_bytes": 32 << 20,
+    }
+    on_gpu = msgspec.structs.replace(config, **fields)
+    engine, rank = started(end, address, on_gpu)
+    with engine:
+        keep_busy(end)
+        os.kill(engine.pid if is_engine else rank, signal.SIGKILL)
+        since = time.monotonic()
+        assert engine.wait(SECONDS) != 0
+        assert_left(rank, since)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from headway_testing.hybrid import HybridOracle
 
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import check_ranks
+from headway.engine.outline import ranks_of_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import announced_head
@@ -39,10 +40,10 @@ def test_ranks_that_cannot_share_a_model_are_refused(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     folder = random_mimo(tmp_path, vocab_size=152)
-    spec, cpu = read_model_spec(folder), torch.device("cpu")
+    spec = read_model_spec(folder)
     config = EngineConfig(model_path=str(folder), device="cpu", **changes)
     with pytest.raises(ConfigError, match=told):
-        check_ranks(config, spec, announced_head(spec), cpu)
+        check_ranks(config, spec, announced_head(spec))
 
 
 def test_a_number_of_ranks_has_a_limit() -> None:
@@ -50,17 +51,21 @@ def test_a_number_of_ranks_has_a_limit() -> None:
         EngineConfig(model_path="", tensor_parallel_size=9)
 
 
-def test_ranks_on_a_gpu_are_refused(tmp_path: Path) -> None:
-    spec = read_model_spec(random_mimo(tmp_path))
-    config = EngineConfig(model_path=str(tmp_path), tensor_parallel_size=2)
+def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu = torch.device("cuda", 0)
+    assert ranks_of_device(EngineConfig(model_path="", tensor_parallel_size=2), gpu) == 1
+    config = EngineConfig(model_path="", tensor_parallel_size=4)
     with pytest.raises(
-        ConfigError, match="several GPUs are not served yet; leave it out, or use --device cpu"
+        ConfigError, match=r"--tensor-parallel-size is 4, .* 2 are visible .* set it to 2 or less"
     ):
-        check_ranks(config, spec, announced_head(spec), torch.device("cuda", 0))
+        ranks_of_device(config, gpu)
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    assert ranks_of_device(config, gpu) == 2
 
 
 def test_a_recurrent_model_is_for_one_rank(tmp_path: Path) -> None:
     spec = read_model_spec(HybridOracle().save(tmp_path))
     config = EngineConfig(model_path=str(tmp_path), device="cpu", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match=r"delta nets are computed by one rank; .* with: 1$"):
-        check_ranks(config, spec, None, torch.device("cpu"))
+        check_ranks(config, spec, None)

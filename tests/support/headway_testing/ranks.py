@@ -38,6 +38,9 @@ class ThreadGroup:
         self._barrier.wait(SECONDS)
         return whole
 
+    def largest(self, number: int) -> int:
+        return int(self.gather(torch.tensor([[number]])).amax())
+
 
 def run_ranks(size: int, run: Callable[[Group], Result]) -> list[Result]:
     """Returns what each rank returns."""
@@ -98,5 +101,5 @@ def computed_by_processes(folder: Path, meeting: Path, size: int) -> list[Comput
 def _as_process(folder: Path, meeting: Path, rank: int, size: int) -> tuple[torch.Tensor | None, ...]:
     torch.set_num_threads(1)
     group = ProcessGroup(rank, size)
-    group.connect(meeting)
+    group.connect(meeting, torch.device("cpu"))
     return tuple(computed(folder, group))
