@@ -18,13 +18,12 @@ from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.arranging import StackedExperts
-from headway.engine.loading.files import DTYPES, Header, Reader
+from headway.engine.loading.files import DTYPES, Header
 from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.headers import (
     EMBEDDING,
     Checkpoint,
     DtypeName,
-    by_name,
     check_memory,
     checked_outline,
     dummy_dtype,
@@ -36,6 +35,7 @@ from headway.engine.loading.headers import (
 from headway.engine.loading.packs import Pack
 from headway.engine.loading.placing import keeps_codes, most_saved_bytes, place_weights
 from headway.engine.loading.quantizing import quantized_packs
+from headway.engine.loading.sharing import shared
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import FULL, CpuWeights, Quantize
@@ -81,22 +81,17 @@ def load_model(
         )
         found = replace(found, spec=_with_true_ties(found))
         whole = checked_outline(found)
-        quantized = quantized_packs(headers_of(found, whole), whole, quantize, found.folder, device)
+        headers = headers_of(found, whole)
+        headers |= quantized_packs(headers, whole, quantize, found.folder, device)
         own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
-        readers = {path: found.tensors[found.names.of(path)] for path in own.tensors()} | quantized
+        headers = shared(headers, own.tensors(), found.spec, group)
         place = Placement(device, found.dtype, group=group, defers_weights=True)
-        saved = most_saved_bytes(readers.values()) if keeps_codes(place) else 0
+        saved = most_saved_bytes(headers.values()) if keeps_codes(place) else 0
         check_memory(found.folder, own, available_bytes(device), device, saved_bytes=saved)
         models = ModelPair(found.spec, place, found.make_draft)
-        stored = {**found.tensors, **{found.names.of(path): pack for path, pack in quantized.items()}}
         try:
-            done = place_weights(models, readers, place, progress)
-            copy_tensors(
-                stored,
-                by_name(models, found.names),
-                group.rank,
-                lambda share: progress(done + share * (1 - done)),
-            )
+            done = place_weights(models, headers, place, progress)
+            copy_tensors(headers, models.tensors(), lambda share: progress(done + share * (1 - done)))
         except RuntimeError as error:
             if saved == 0 or not is_out_of_memory(error):
                 raise
@@ -176,18 +171,16 @@ def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
 
 
 def copy_tensors(
-    stored: Mapping[str, Reader],
+    headers: Mapping[str, Header],
     parameters: Mapping[str, torch.Tensor],
-    rank: int,
     progress: Callable[[float], None],
 ) -> None:
-    """Copies the rows that the rank has of a parameter: all, or as many as each other rank."""
+    """headers: by the paths of the parameters, in their shapes."""
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
-    for name, parameter in parameters.items():
-        header, count = stored[name].get_slice(name), len(parameter)
-        first = rank * count if header.get_shape()[0] > count else 0
+    for path, parameter in parameters.items():
+        first = 0
         for part in torch.split(parameter, max(BYTES_AT_ONCE // parameter[0].nbytes, 1)):
-            part.copy_(header[first : first + len(part)])
+            part.copy_(headers[path][first : first + len(part)])
             first += len(part)
             done += part.nbytes
             progress(done / total)

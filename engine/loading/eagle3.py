@@ -20,6 +20,7 @@ from headway.engine.loading.checkpoint import DUMMY_SEED, ROWS_AT_ONCE, copy_ten
 from headway.engine.loading.files import open_tensors
 from headway.engine.loading.headers import Checkpoint, check_stored
 from headway.engine.loading.packs import expanded
+from headway.engine.loading.sharing import shared
 from headway.engine.models.eagle3 import Eagle3Spec, read_eagle3_spec
 from headway.engine.models.family import LAYER_NAMES, WeightNames
 from headway.engine.protocol.config import CpuWeights
@@ -45,7 +46,9 @@ def load_eagle3(
         found, spec, draft_ids = open_eagle3(folder, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
         head = _made(folder, make_head, target)
-        copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
+        named = ((path, found.names.of(path)) for path in head.tensors())
+        headers = {path: found.stored[name].get_slice(name) for path, name in named}
+        copy_tensors(shared(headers, head.tensors(), found.spec, target.group), head.tensors(), progress)
         head.draft_ids.copy_(draft_ids)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,8 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 # What safetensors calls the dtypes of weights that are read as they are.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 MAX_NAMES_SHOWN = 8
+
+Span = tuple[int, int]  # the first of some rows of a tensor, and their number
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,18 @@ class Reader(Protocol):
     def get_slice(self, name: str) -> Header: ...
 
     def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+def spans_within(spans: Sequence[Span], start: int, end: int) -> list[Span]:
+    """Returns the rows from start up to end of all spans' rows, which follow each other: of (0, 4) and (8, 4)
+    the rows from 2 up to 6 are (2, 2) and (8, 2)."""
+    found, before = [], 0
+    for first, count in spans:
+        low, high = max(start - before, 0), min(end - before, count)
+        if low < high:
+            found.append((first + low, high - low))
+        before += count
+    return found
 
 
 def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:

@@ -7,14 +7,14 @@ AutoAWQ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
 import torch
 
-from headway.engine.loading.files import Reader
+from headway.engine.loading.files import Reader, Span, spans_within
 from headway.engine.models.quantization import Block, Layout, Quantization
 from headway.engine.protocol.errors import ModelError
 
@@ -114,8 +114,8 @@ class Codes(Protocol):
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         """Returns the values of some outputs, [last - first, inputs] float32."""
 
-    def coded(self, device: torch.device) -> Coded | None:
-        """Returns the codes of all outputs; None where kernels read none of the kind."""
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        """Returns the codes of some outputs; None where kernels read none of the kind."""
 
 
 class Scaled:
@@ -159,12 +159,11 @@ class Scaled:
             torch.Tensor.mul_, values, self._of_outputs(self._scale.scales(), first, last), self._block[1]
         )
 
-    def coded(self, device: torch.device) -> Coded | None:
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
         if self.code_bits is None:
             return None
-        outputs = self.shape[0]
-        scales = self._of_outputs(self._scale.scales(), 0, outputs).to(device)
-        codes = self._weight.read(slice(0, outputs)).to(device).view(torch.uint8)
+        scales = self._of_outputs(self._scale.scales(), first, last).to(device)
+        codes = self._weight.read(slice(first, last)).to(device).view(torch.uint8)
         return Coded(8, codes, scales, torch.zeros_like(scales))
 
     def _of_outputs(self, grid: torch.Tensor, first: int, last: int) -> torch.Tensor:
@@ -199,8 +198,8 @@ class Packed:
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         return self._groups.expanded(*self._parts(first, last, device))
 
-    def coded(self, device: torch.device) -> Coded | None:
-        return self._groups.coded(self._bits, lambda: self._parts(0, self.shape[0], device))
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        return self._groups.coded(self._bits, lambda: self._parts(first, last, device))
 
     def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         rows = slice(first, last)
@@ -234,8 +233,8 @@ class Gptq:
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         return self._groups.expanded(*self._parts(first, last, device))
 
-    def coded(self, device: torch.device) -> Coded | None:
-        return self._groups.coded(self._bits, lambda: self._parts(0, self.shape[0], device))
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        return self._groups.coded(self._bits, lambda: self._parts(first, last, device))
 
     def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         columns = slice(first, last)
@@ -265,8 +264,8 @@ class Awq:
     def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
         return self._groups.expanded(*self._parts(first, last, device))
 
-    def coded(self, device: torch.device) -> Coded | None:
-        return self._groups.coded(self.BITS, lambda: self._parts(0, self.shape[0], device))
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        return self._groups.coded(self.BITS, lambda: self._parts(first, last, device))
 
     def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         words, skipped = _word_range(first, last, self.BITS)
@@ -322,7 +321,7 @@ class Groups:
         return _apply(torch.Tensor.mul_, values, scales, self._size)
 
     def coded(self, bits: int, read: Callable[[], Grouped]) -> Coded | None:
-        """read: returns codes, zero points and scales of all outputs."""
+        """read: returns codes, zero points and scales of outputs."""
         if bits != 4 or self._order() is not None:
             return None
         codes, zeros, scales = read()
@@ -338,6 +337,31 @@ class Groups:
         # A list of weights whose inputs were quantised in their order may never have been filled.
         is_in_order = torch.equal(groups, torch.arange(len(groups)) // self._size)
         return None if is_in_order or bool((groups == groups[0]).all()) else groups
+
+
+class SomeRows:
+    """The Codes of some outputs of a weight."""
+
+    def __init__(self, codes: Codes, spans: Sequence[Span]) -> None:
+        self._codes, self._spans = codes, spans
+        self.shape = sum(count for _, count in spans), codes.shape[1]
+        self.scale_dtype, self.code_bits = codes.scale_dtype, codes.code_bits
+
+    def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
+        wanted = spans_within(self._spans, first, last)
+        return torch.cat([self._codes.values(start, start + count, device) for start, count in wanted])
+
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        wanted = spans_within(self._spans, first, last)
+        return joined([self._codes.coded(start, start + count, device) for start, count in wanted])
+
+
+def joined(pieces: Sequence[Coded | None]) -> Coded | None:
+    """Returns the outputs of one piece after those of the other; None where one is None."""
+    read = [piece for piece in pieces if piece is not None]
+    if len(read) < len(pieces):
+        return None
+    return Coded(read[0].bits, *(torch.cat(parts) for parts in list(zip(*read, strict=True))[1:]))
 
 
 READERS: Mapping[Layout, Callable[[str, Mapping[str, Part], Quantization], Codes]] = {

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from math import prod
 
 import torch
 
-from headway.engine.loading.files import DTYPES, Reader, listed
-from headway.engine.loading.layouts import EVERYTHING, PARTS, READERS, Coded, Codes, Part
+from headway.engine.loading.files import DTYPES, Reader, Span, listed
+from headway.engine.loading.layouts import EVERYTHING, PARTS, READERS, Coded, Codes, Part, SomeRows
 from headway.engine.models.quantization import Layout, Quantization
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import format_bytes
@@ -81,7 +82,7 @@ class Pack:
 
     def __init__(self, layer: str, codes: Codes, quantization: Quantization, device: torch.device) -> None:
         self._name = f"{layer}.weight"
-        self._codes = codes
+        self._codes: Codes = codes
         self._device = device
         by_scale = {"F16": "float16"}.get(codes.scale_dtype, "bfloat16")
         name = quantization.dtype or by_scale
@@ -102,7 +103,15 @@ class Pack:
 
     def coded(self) -> Coded | None:
         """Returns the weight as kernels can read it; None where they cannot, or would round otherwise."""
-        return self._codes.coded(self._device) if self._dtype_name == "BF16" else None
+        if self._dtype_name != "BF16":
+            return None
+        return self._codes.coded(0, self._codes.shape[0], self._device)
+
+    def of_rows(self, spans: Sequence[Span]) -> Pack:
+        """Returns these rows of the weight."""
+        some = copy(self)
+        some._codes = SomeRows(self._codes, spans)
+        return some
 
     def keys(self) -> list[str]:
         return [self._name]

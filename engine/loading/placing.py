@@ -13,7 +13,7 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.arranging import StackedExperts
-from headway.engine.loading.files import Reader
+from headway.engine.loading.files import Header, Reader
 from headway.engine.loading.layouts import Coded
 from headway.engine.loading.packs import Pack
 from headway.engine.state.memory import format_bytes
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 
 def place_weights(
-    models: ModelPair, readers: Mapping[str, Reader], place: Placement, progress: Callable[[float], None]
+    models: ModelPair, headers: Mapping[str, Header], place: Placement, progress: Callable[[float], None]
 ) -> float:
     """Gives every linear layer and all experts of deferred weights their memory. Returns the share of all
     weights that are in their places: those of packs that kernels read.
 
-    readers: of weights by their paths, the quantised ones among them. progress: called with that share.
+    headers: of weights by their paths, the quantised ones among them. progress: called with that share.
     """
     paths: dict[int, list[str]] = defaultdict(list)
     tensors = models.tensors()
@@ -46,7 +46,7 @@ def place_weights(
     for linear in models.linears():
         if not linear.weight.is_meta:
             continue
-        weight = _coded(linear, [readers.get(path) for path in paths[id(linear.weight)]], place)
+        weight = _coded(linear, [headers.get(path) for path in paths[id(linear.weight)]], place)
         if weight is None:
             linear.store(DenseWeight(torch.empty(linear.shape, device=place.device, dtype=place.dtype)))
         else:
@@ -56,7 +56,7 @@ def place_weights(
     for experts in models.experts():
         placed = []
         for dense in experts.weights:
-            coded = _coded_experts([readers.get(path) for path in paths[id(dense.values)]], place)
+            coded = _coded_experts([headers.get(path) for path in paths[id(dense.values)]], place)
             if coded is None:
                 coded = ExpertMatrix(torch.empty_like(dense.values, device=place.device))
             else:
@@ -64,21 +64,21 @@ def place_weights(
                 progress(done / total)
             placed.append(coded)
         experts.store(ExpertWeights(*placed))
-    if any(map(_packs_of, readers.values())):
+    if any(map(_packs_of, headers.values())):
         _log_codes(models)
     return done / total
 
 
-def most_saved_bytes(readers: Iterable[Reader]) -> int:
+def most_saved_bytes(headers: Iterable[Header | Reader]) -> int:
     """Returns the bytes that weights take less than dense ones if the codes of all quantised ones stay in
     memory, which only their scales can tell."""
-    return sum(pack.saved_bytes for reader in readers for pack in _packs_of(reader))
+    return sum(pack.saved_bytes for header in headers for pack in _packs_of(header))
 
 
-def _packs_of(reader: Reader | None) -> list[Pack]:
-    if isinstance(reader, StackedExperts):
-        return [pack for own in reader.experts for part in own.values() for pack in _packs_of(part)]
-    return [reader] if isinstance(reader, Pack) else []
+def _packs_of(header: Header | Reader | None) -> list[Pack]:
+    if isinstance(header, StackedExperts):
+        return [pack for own in header.experts for part in own.values() for pack in _packs_of(part)]
+    return [header] if isinstance(header, Pack) else []
 
 
 def _log_codes(models: ModelPair) -> None:
@@ -91,7 +91,7 @@ def _log_codes(models: ModelPair) -> None:
     )  # fmt: skip
 
 
-def _coded(linear: Linear, parts: Sequence[Reader | None], place: Placement) -> QuantizedWeight | None:
+def _coded(linear: Linear, parts: Sequence[Header | None], place: Placement) -> QuantizedWeight | None:
     """Returns None where the layer's first parts are not all quantised in one way that kernels read. Parts
     after these get memory as they are; of gates there are none."""
     num_coded = next((index for index, part in enumerate(parts) if not isinstance(part, Pack)), len(parts))
@@ -113,13 +113,15 @@ def _coded(linear: Linear, parts: Sequence[Reader | None], place: Placement) -> 
     return found._replace(rest=torch.empty(others, linear.shape[1], device=place.device, dtype=place.dtype))
 
 
-def _coded_experts(readers: Sequence[Reader | None], place: Placement) -> ExpertMatrix | None:
-    """readers: of the experts, then of the parts of the shared one. Returns None where not all of them are
+def _coded_experts(headers: Sequence[Header | None], place: Placement) -> ExpertMatrix | None:
+    """headers: of the experts, then of the parts of the shared one. Returns None where not all of them are
     quantised in one way that kernels read."""
-    experts, *shared = readers
+    experts, *shared = headers
     if not keeps_codes(place) or not isinstance(experts, StackedExperts):
         return None
-    parts = [[*own.values()] for own in experts.experts] + ([shared] if shared else [])
+    parts: list[Sequence[Header | Reader | None]] = [[*own.values()] for own in experts.experts]
+    if shared:
+        parts.append(shared)
     values, factors, bits = torch.empty(0), torch.empty(0), 0
     for index, own in enumerate(parts):
         coded = _codes_of(own)
@@ -139,10 +141,10 @@ def _coded_experts(readers: Sequence[Reader | None], place: Placement) -> Expert
 
 def keeps_codes(place: Placement) -> bool:
     """Returns whether weights stay codes there, where kernels read their kind."""
-    return reads_codes(place.device) and place.dtype == torch.bfloat16 and place.group.size == 1
+    return reads_codes(place.device) and place.dtype == torch.bfloat16
 
 
-def _codes_of(parts: Sequence[Reader | None]) -> list[Coded] | None:
+def _codes_of(parts: Sequence[Header | Reader | None]) -> list[Coded] | None:
     """Returns None where the parts of a weight are not all quantised in one way."""
     found = [part.coded() if isinstance(part, Pack) else None for part in parts]
     coded = [part for part in found if part is not None]

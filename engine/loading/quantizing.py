@@ -21,7 +21,7 @@ from headway.engine.loading.formats import (
     is_quantized_path,
     scheme_of,
 )
-from headway.engine.loading.layouts import READERS, Coded, Codes, Part
+from headway.engine.loading.layouts import READERS, Coded, Codes, Part, joined
 from headway.engine.loading.packs import Pack
 from headway.engine.models.quantization import Layout, Quantization, read_quantization
 from headway.engine.models.spec import ModelSpec
@@ -144,16 +144,13 @@ class _QuantizedOnReading:
         end = min(-(-last // BLOCK) * BLOCK, self.shape[0])
         return self._codes(start, end, device).values(first - start, last - start, device)
 
-    def coded(self, device: torch.device) -> Coded | None:
-        starts = range(0, self.shape[0], ROWS_AT_ONCE)
-        pieces = [
-            self._codes(start, min(start + ROWS_AT_ONCE, self.shape[0]), device).coded(device)
-            for start in starts
-        ]
-        read = [piece for piece in pieces if piece is not None]
-        if len(read) < len(pieces):
-            return None
-        return Coded(read[0].bits, *(torch.cat(parts) for parts in list(zip(*read, strict=True))[1:]))
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        pieces = []
+        for start in range(first // BLOCK * BLOCK, last, ROWS_AT_ONCE):
+            end = min(start + ROWS_AT_ONCE, -(-last // BLOCK) * BLOCK, self.shape[0])
+            own = max(first - start, 0), min(last, end) - start
+            pieces.append(self._codes(start, end, device).coded(*own, device))
+        return joined(pieces)
 
     def _codes(self, first: int, last: int, device: torch.device) -> Codes:
         rows = self._header[first:last].to(device)
