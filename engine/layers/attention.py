@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from headway.engine.layers.inputs import ForwardInputs
@@ -43,13 +45,19 @@ class Attention:
         first_position: int = 0,  # tokens before it have no keys
         input_size: int | None = None,  # None: hidden_size
     ) -> None:
-        self._spec, self._cos_sin = spec, tables.of(spec.rope)
+        # Where there are fewer heads of keys than ranks, several ranks in turn have the same one.
+        kv_heads = spec.num_kv_heads * place.copies(spec.num_kv_heads)
+        own = self._spec = replace(
+            spec,
+            num_heads=place.share(spec.num_heads, "heads of queries"),
+            num_kv_heads=place.share(kv_heads, "heads of keys and values"),
+        )
+        self._cos_sin = tables.of(spec.rope)
         self._rule = ScoreRule(spec.scale, spec.soft_cap, first_position, spec.sliding_window or 0)
         self._cache_dtype = place.cache_dtype
         query_parts = 2 if spec.has_output_gate else 1
-        own_kv_heads = place.share(spec.num_kv_heads, "heads of keys and values")
-        self._heads = (query_parts * own_kv_heads * spec.gqa_group_size, own_kv_heads, own_kv_heads)
-        key_size = spec.num_kv_heads * spec.head_dim
+        self._heads = query_parts * own.num_heads, own.num_kv_heads, own.num_kv_heads
+        key_size = kv_heads * spec.head_dim
         qkv = {
             "attention.query": query_parts * spec.num_heads * spec.head_dim,
             "attention.key": key_size,

@@ -8,6 +8,8 @@ written once a round: the tokens of a window are kept, and the next round begins
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from headway.engine.layers.inputs import ForwardInputs
@@ -15,7 +17,6 @@ from headway.engine.layers.linear import Linear
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import DELTA_NET_GRID, DeltaNetSpec
-from headway.engine.protocol.errors import ModelError
 from headway.engine.state.specs import LayerState, RowSpec
 from headway.kernels import (
     Activation,
@@ -32,9 +33,10 @@ from headway.kernels import (
 
 class DeltaNet:
     """Projections of queries, keys, values and gates (one product), a causal convolution, the gated delta
-    rule, a gated norm, and the output projection. Immutable but for the weight formats of its Linear layers.
+    rule, a gated norm, and the output projection. Of several ranks each has its share of the heads of keys,
+    with their heads of values. Immutable but for the weight formats of its Linear layers.
 
-    V, K, D: heads of values, dimensions of keys and of values. The state of a row, see `state`:
+    V, K, D: the rank's heads of values, dimensions of keys and of values. The state of a row, see `state`:
         states         [V, K, D]        after all tokens before its last window
         counts         []               tokens of the last window that stayed
         mixed, gates   [window, ...]    the last window: keys and values, and the inputs of the gates
@@ -43,29 +45,32 @@ class DeltaNet:
     """
 
     def __init__(self, spec: DeltaNetSpec, hidden_size: int, place: Placement) -> None:
-        if place.group.size > 1:
-            raise ModelError("delta nets are computed by one rank; serve such a model on one device")
-        self._spec, self._dtype = spec, place.dtype
+        own = self._spec = replace(
+            spec,
+            num_key_heads=place.share(spec.num_key_heads, "heads of keys in delta nets"),
+            num_value_heads=place.share(spec.num_value_heads, "heads of values in delta nets"),
+        )
+        self._dtype = place.dtype
         self._state_dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
         value_size = spec.num_value_heads * spec.value_dim
-        self._sizes = {
+        outputs = {
             "delta.qkv": spec.num_channels,
             "delta.z": value_size,
             "delta.b": spec.num_value_heads,
             "delta.a": spec.num_value_heads,
         }
-        self.input = place.linear(self._sizes, hidden_size)
+        self.input = place.linear(outputs, hidden_size)
         self.output = place.linear({"delta.output": hidden_size}, value_size)
-        self._convolution = place.empty(spec.num_channels, 1, spec.kernel_size)
-        self._output_norm = place.empty(spec.value_dim)
+        self._convolution = place.empty(own.num_channels, 1, own.kernel_size)
+        self._output_norm = place.empty(own.value_dim)
         in_full = Placement(place.device, self._state_dtype)
         self._rule = DeltaRule(
-            spec.num_key_heads,
-            spec.num_value_heads,
-            spec.key_dim,
-            spec.value_dim,
-            in_full.empty(spec.num_value_heads),
-            in_full.empty(spec.num_value_heads),
+            own.num_key_heads,
+            own.num_value_heads,
+            own.key_dim,
+            own.value_dim,
+            in_full.empty(own.num_value_heads),
+            in_full.empty(own.num_value_heads),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -123,13 +128,13 @@ class DeltaNet:
 
     def __call__(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> torch.Tensor:
         """x: [tokens, hidden], normed. Returns [tokens, V * D], which `output` is to multiply."""
-        rows = inputs.rows
+        spec, rows = self._spec, inputs.rows
         assert rows is not None, "a recurrent layer is told which tokens belong to which row"
         projected = self.input(x)
         mixed, z, gates = projected.split_with_sizes(
-            [self._sizes["delta.qkv"], self._sizes["delta.z"], 2 * self._spec.num_value_heads], dim=1
+            [spec.num_channels, spec.num_value_heads * spec.value_dim, 2 * spec.num_value_heads], dim=1
         )
-        heads = z.view(len(z), self._spec.num_value_heads, self._spec.value_dim)
+        heads = z.view(len(z), spec.num_value_heads, spec.value_dim)
         result = torch.empty(heads.shape, dtype=z.dtype, device=z.device)
         in_windows = rows.num_windows * rows.width
         if in_windows > 0:
@@ -148,7 +153,7 @@ class DeltaNet:
                 chunks, gates[first:], self._rule, state["states"], rows.state_ids, spans, result[first:],
                 piece_size=DELTA_NET_GRID,
             )  # fmt: skip
-        return gated_rms_norm(result, heads, self._output_norm, self._spec.norm.epsilon).flatten(1)
+        return gated_rms_norm(result, heads, self._output_norm, spec.norm.epsilon).flatten(1)
 
     def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:
         """Changes the state as a call does; its result is computed, too."""

@@ -8,16 +8,18 @@ its experts' results are added in the order of its choices, the shared expert's 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
 
 import torch
 
+from headway.engine.layers.group import ALONE
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import RoutedExperts, Work
 from headway.engine.models.spec import ExpertsSpec
-from headway.engine.protocol.errors import ModelError
 from headway.kernels import (
     ExpertMatrix,
     ExpertRule,
@@ -31,23 +33,24 @@ from headway.kernels import (
 
 class Experts:
     """The weights of all experts are two tensors, whose last entry is the shared expert: its size is that of
-    the others. The logit of the shared expert's gate is one more output of the router. Mutable: loading gives
-    the weights their format, by `store`, and the router its own."""
+    the others. The logit of the shared expert's gate is one more output of the router. Of several ranks each
+    has its share of the outputs of every expert, and the whole router. Mutable: loading gives the weights
+    their format, by `store`, and the router its own."""
 
     input = None  # the router and the experts read the norm of the stream
 
     def __init__(self, spec: ExpertsSpec, hidden_size: int, place: Placement) -> None:
-        if place.group.size > 1:
-            raise ModelError("mixtures of experts are computed by one rank; serve such a model on one device")
-        self._spec = spec
+        self._spec, self._group = spec, place.group
         outputs = {"feed_forward.router": spec.num_experts}
         if spec.has_shared_expert:
             outputs["feed_forward.shared_gate"] = 1
-        self._router = place.linear(outputs, hidden_size)
+        self._router = replace(place, group=ALONE).linear(outputs, hidden_size)
         self._rule = ExpertRule(spec.top_k, spec.normalises, spec.has_shared_expert)
         count, inner = sum(outputs.values()), spec.intermediate_size
-        self._gate_up = ExpertMatrix(place.empty_weight(count, 2 * inner, hidden_size))
-        self._down = ExpertMatrix(place.empty_weight(count, hidden_size, inner))
+        own_inner = place.share(inner, "outputs of each expert's gate")
+        own_hidden = place.share(hidden_size, "outputs of each expert")
+        self._gate_up = ExpertMatrix(place.empty_weight(count, 2 * own_inner, hidden_size))
+        self._down = ExpertMatrix(place.empty_weight(count, own_hidden, inner))
 
     @property
     def weights(self) -> ExpertWeights:
@@ -92,7 +95,10 @@ class Experts:
     def work(self) -> Work:
         """See FeedForward."""
         spec, (count, hidden, inner) = self._spec, self._down.shape
-        num_weights, num_met = 3 * hidden * inner, spec.top_k + spec.has_shared_expert
+        num_weights, num_met = (
+            prod(self._gate_up.shape[1:]) + hidden * inner,
+            spec.top_k + spec.has_shared_expert,
+        )
         nbytes = self.nbytes // count
         # Of each expert that a token meets: the product of gates and up, and the result.
         activations = self._router.shape[0] + num_met * (inner + hidden)
@@ -113,20 +119,25 @@ class Experts:
         """See FeedForward."""
         x = stream.normed(norm).values
         choice = choose_experts(self._router(x), self._rule, slot_mapping)
-        results = expert_results(x, choice, self.weights, self._spec.activation)
-        if post_norm is None:
+        gather = self._group.gather
+        results = expert_results(x, choice, self.weights, self._spec.activation, gather=gather)
+        if post_norm is None and self._group.size == 1:
             stream.add_shares(results, choice.weights)
-        else:
-            stream.add_computed(post_norm(sum_experts(results, choice.weights)))
+            return
+        total = gather(sum_experts(results, choice.weights))
+        stream.add_computed(total if post_norm is None else post_norm(total))
 
     def compile(self, most_tokens: int) -> None:
         """See `compile_experts`."""
-        weights = self.weights
+        weights, num_ranks = self.weights, self._group.size
         for tokens in tokens_of_each_kernel(
             self._router.zeros(1), weights, self._rule.num_slots, most_tokens
         ):
             x = self._router.zeros(tokens)
-            expert_results(x, choose_experts(self._router(x), self._rule), weights, self._spec.activation)
+            choice = choose_experts(self._router(x), self._rule)
+            expert_results(
+                x, choice, weights, self._spec.activation, gather=lambda inner: inner.repeat(1, num_ranks)
+            )
 
 
 def compile_experts(layers: Iterable[Experts], most_tokens: int) -> None:

@@ -50,6 +50,10 @@ class Placement:
             )
         return count // size
 
+    def copies(self, num_heads: int) -> int:
+        """Returns how many ranks have each head, where there are fewer heads than ranks that they divide."""
+        return max(1, self.group.size // num_heads) if self.group.size % num_heads == 0 else 1
+
     def linear(
         self, outputs: Mapping[str, int], inputs: int, *, has_bias: bool = False, is_gate: bool = False
     ) -> Linear:

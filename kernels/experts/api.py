@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from headway.kernels.experts._expert_tiles import tile_of
@@ -17,16 +19,19 @@ def expert_results(
     choice: ExpertChoice,
     weights: ExpertWeights,
     activation: GateActivation = "silu",
+    *,
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda inner: inner,
 ) -> torch.Tensor:
-    """Returns [tokens * slots, hidden]: down(activation(gate(x)) * up(x)) of each token and each of its
-    experts; anything for pairs without an expert.
+    """Returns [tokens * slots, outputs of down]: down(activation(gate(x)) * up(x)) of each token and each of
+    its experts; anything for pairs without an expert. gather: [tokens * slots, outputs of up] -> the inputs
+    of down, where the weights have a share of all outputs.
 
     Each expert's products are summed and rounded as those of a linear layer, so that a token's results are
     the same to the last bit among any other tokens. `sum_experts` and `add_rms_norm` add them.
     """
     blocks = arrange_pairs(choice.ids, weights.gate_up.shape[0]) if takes_triton(x) else None
     inner = expert_linear(x, weights.gate_up, choice.ids, gate=activation, blocks=blocks)
-    return expert_linear(inner, weights.down, choice.ids, blocks=blocks)
+    return expert_linear(gather(inner), weights.down, choice.ids, blocks=blocks)
 
 
 def tokens_of_each_kernel(

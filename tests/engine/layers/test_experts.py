@@ -4,7 +4,6 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import RoutedExperts
 from headway.engine.models.spec import ExpertsSpec, NormSpec
-from headway.engine.protocol.errors import ModelError
 from headway.kernels import ExpertMatrix, ExpertWeights
 
 HIDDEN, INNER, EXPERTS = 48, 24, 7
@@ -28,17 +26,6 @@ SPECS = {
     "all": ExpertsSpec(EXPERTS, EXPERTS, INNER, has_shared_expert=True),
     "gelu": ExpertsSpec(EXPERTS, 1, INNER, activation="gelu_tanh"),
 }
-
-
-@dataclass(frozen=True)
-class TwoRanks:
-    """A group of which this is the first rank."""
-
-    rank: int = 0
-    size: int = 2
-
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x], 1)
 
 
 def layer_of(spec: ExpertsSpec, dtype: torch.dtype) -> Experts:
@@ -105,12 +92,6 @@ def test_the_work_counts_the_experts_of_a_token() -> None:
     assert work.routed == (RoutedExperts(EXPERTS, 3, 4 * expert),)
     assert work.further_expert_bytes(1) == pytest.approx(0)
     assert work.further_expert_bytes(1000) == pytest.approx((EXPERTS - 3) * 4 * expert)
-
-
-def test_ranks_cannot_share_experts() -> None:
-    place = Placement(torch.device("meta"), torch.float32, group=TwoRanks())
-    with pytest.raises(ModelError, match="mixtures of experts are computed by one rank"):
-        Experts(SPECS["plain"], HIDDEN, place)
 
 
 def test_the_kernels_of_every_format_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

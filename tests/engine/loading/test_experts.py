@@ -15,19 +15,21 @@ from headway_testing.hybrid import HybridOracle, one_by_one, packed, rewrite
 from headway_testing.inspection import edit, inspect
 from headway_testing.packs import FP8, Format, formats, fp8_blocks, write_packs
 from headway_testing.paged import PagedSequences, load_pair
+from headway_testing.ranks import run_ranks
 from safetensors.torch import load_file
 
 from headway.engine.bench.shape import SHAPES
 from headway.engine.inspection import memory
+from headway.engine.layers.group import ALONE, Group
 from headway.engine.loading import checkpoint, placing
 from headway.engine.loading.arranging import StackedExperts
-from headway.engine.loading.checkpoint import make_dummy_model
+from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.loading.headers import parameter_counts
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import Quantize
 from headway.engine.protocol.errors import ModelError
 from headway.engine.speculation.select import announced_head
-from headway.kernels import expanded_expert
+from headway.kernels import ExpertWeights, expanded_expert
 
 Tensors = dict[str, torch.Tensor]
 TRUNK, HEAD = "model.layers.1.mlp.experts.", "mtp.layers.0.mlp.experts."
@@ -201,6 +203,33 @@ def test_codes_of_experts_give_the_logits_of_the_dequantised_folder(
         sequences, tokens = PagedSequences(models, 1, 40), torch.arange(40)
         logits.append(models.target.logits(sequences.forward([(0, 0, 40)], tokens)))
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("form", [lambda: BLOCKS, formats()["ct int4 g128, zeros"]], ids=["fp8", "int4"])
+def test_ranks_keep_the_codes_of_their_outputs(
+    form: Callable[[], Format], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their experts together are those of one rank."""
+    dense = HybridOracle(architecture="Qwen3_5MoeForCausalLM", vocab_size=152, **EVEN).save(
+        tmp_path / "dense"
+    )
+    pack, _ = write_packs(dense, tmp_path, form())
+    monkeypatch.setattr(placing, "reads_codes", lambda device: True)
+
+    def experts_of(group: Group) -> list[ExpertWeights]:
+        models = load_model(
+            pack, device=torch.device("cpu"), dtype="bfloat16", make_draft=None, progress=lambda _: None, group=group
+        )  # fmt: skip
+        return [layer.weights for layer in models.experts()]
+
+    (alone, *_), ranks = experts_of(ALONE), [layers[0] for layers in run_ranks(2, experts_of)]
+    for expert in range(alone.gate_up.shape[0]):
+        halves = [expanded_expert(rank.gate_up, expert).chunk(2) for rank in ranks]
+        joined = torch.cat([torch.cat(parts) for parts in zip(*halves, strict=True)])
+        assert torch.equal(joined, expanded_expert(alone.gate_up, expert))
+        joined = torch.cat([expanded_expert(rank.down, expert) for rank in ranks])
+        assert torch.equal(joined, expanded_expert(alone.down, expert))
+    assert {matrix.bits for rank in ranks for matrix in rank} == {alone.down.bits} != {16}
 
 
 def test_codes_that_stay_need_no_memory_for_what_they_stand_for(

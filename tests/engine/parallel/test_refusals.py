@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from headway_testing.checkpoints import random_mimo
-from headway_testing.hybrid import HybridOracle
 
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import check_ranks
@@ -23,7 +22,7 @@ from headway.engine.speculation.select import announced_head
     [
         (
             {"tensor_parallel_size": 4},
-            "2 heads of keys and values, which 4 ranks cannot share alike; .*with: 1, 2$",
+            "6 heads of queries, which 4 ranks cannot share alike; .*with: 1, 2$",
         ),
         (
             {"tensor_parallel_size": 2, "load_format": "dummy"},
@@ -62,10 +61,3 @@ def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         ranks_of_device(config, gpu)
     monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     assert ranks_of_device(config, gpu) == 2
-
-
-def test_a_recurrent_model_is_for_one_rank(tmp_path: Path) -> None:
-    spec = read_model_spec(HybridOracle().save(tmp_path))
-    config = EngineConfig(model_path=str(tmp_path), device="cpu", tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"delta nets are computed by one rank; .* with: 1$"):
-        check_ranks(config, spec, None)
