@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -302,8 +301,7 @@ def _warn_of_the_text(config: EngineConfig) -> None:
 def _load(
     config: EngineConfig, early: Resolved, progress: Callable[[float], None], group: Group
 ) -> ModelPair:
-    # Neither drawn weights nor drafters in folders are shared by ranks (check_ranks).
-    make_model = make_dummy_model if config.load_format == "dummy" else partial(load_model, group=group)
+    make_model = make_dummy_model if config.load_format == "dummy" else load_model
     drafter = config.drafter_path if config.depth > 0 else None
     of_target = 1.0 if drafter is None else _SHARE_OF_TARGET
     models = make_model(
@@ -313,6 +311,7 @@ def _load(
         make_draft=head_maker(config, early.outline.spec),
         progress=lambda share: progress(share * of_target),
         max_model_len=early.max_model_len,
+        group=group,
         quantize=Quantize(config.quantize, config.quantize_lm_head),
         cpu_weights=config.cpu_weights,
     )

@@ -116,9 +116,11 @@ def check_ranks(config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | N
     if size == 1:
         return
     given = f"--tensor-parallel-size is {size}"
-    if config.load_format == "dummy" or config.drafter_path is not None:
-        what = "--load-format dummy" if config.drafter_path is None else "a drafter in a folder of its own"
-        raise ConfigError(f"{given}, which excludes {what}; leave one of them out")
+    if config.dtype == "float64":
+        raise ConfigError(
+            f"{given}, but in float64 the order of a layer's sums depends on the number of its outputs, so that ranks would change "
+            "the text; use --dtype float32"
+        )
     problems = {
         number: _why_not_shared(spec, make_draft, number) for number in (size, *range(1, MAX_RANKS + 1))
     }

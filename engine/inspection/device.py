@@ -26,6 +26,10 @@ class Device:
     report: DeviceReport
     reads_codes: bool
 
+    def bytes_of_rank(self, num_ranks: int) -> int:
+        """Returns what is available to each rank: ranks share the memory of a CPU, and have a GPU each."""
+        return self.report.available_bytes // (num_ranks if self.report.kind == "cpu" else 1)
+
 
 def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
     """gpu_memory_bytes: of a GPU that is meant, whatever is here, and taken to be recent.

@@ -21,9 +21,9 @@ from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.checkpoint import Drawn
+from headway.engine.loading.checkpoint import drawn_headers
 from headway.engine.loading.drafter import checked_maker
-from headway.engine.loading.files import Reader, open_tensors
+from headway.engine.loading.files import Header, Reader, open_tensors
 from headway.engine.loading.headers import (
     Checkpoint,
     are_ties_undecided,
@@ -38,6 +38,7 @@ from headway.engine.loading.headers import (
 from headway.engine.loading.packs import num_expanded
 from headway.engine.loading.placing import most_saved_bytes
 from headway.engine.loading.quantizing import quantized_packs
+from headway.engine.loading.sharing import shared
 from headway.engine.models.model_files import is_folder, read_json_object
 from headway.engine.models.quantization import KEYS
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
@@ -122,11 +123,11 @@ def _served_model(
     found, outline = None, None
     names = FAMILY_OF[spec.architecture].names(spec)
     quantize = Quantize(config.quantize, config.quantize_lm_head)
-    quantized: Mapping[str, Reader] = {}
+    quantized: Mapping[str, Header] = {}
     has_own_folder = config.drafter_path is not None
     if device is not None:
         with problems.noted():
-            available = device.report.available_bytes // config.tensor_parallel_size
+            available = device.bytes_of_rank(config.tensor_parallel_size)
             group = group_of(config.tensor_parallel_size)
             length = resolve(config, announced(config, spec, device.facts, available, group)).max_model_len
     with problems.noted():
@@ -151,14 +152,18 @@ def _served_model(
         own = None if has_own_folder else make_draft if found is None else found.make_draft
         outline = outline_of(shortened(spec, length), dtype, own)
         if config.load_format == "dummy":
-            drawn = {path: Drawn(t.shape, dtype, torch.Generator()) for path, t in outline.tensors().items()}
+            drawn = drawn_headers(outline.tensors(), place, unit_offset=spec.norm.unit_offset)
             with problems.noted():
                 quantized = quantized_packs(drawn, outline, quantize, Path(config.model_path), place)
-    saved = 0
-    if device is not None and device.reads_codes and outline.target.dtype == torch.bfloat16:
-        stored = {} if found is None else found.tensors
-        served = (quantized.get(path) or stored.get(names.of(path)) for path in outline.tensors())
-        saved = most_saved_bytes(reader for reader in served if reader is not None)
+    headers: dict[str, Header] = {}
+    if found is not None:
+        names_of_paths = ((path, names.of(path)) for path in outline.tensors())
+        headers = {
+            path: found.tensors[name].get_slice(name)
+            for path, name in names_of_paths
+            if name in found.tensors
+        }
+    headers |= quantized
     if config.drafter_path is not None and make_draft is not None:
         if config.load_format != "dummy":
             with problems.noted():
@@ -171,6 +176,11 @@ def _served_model(
         return _Model(found, outline, Sizes())
     # Ranks that cannot share the model are a problem by now.
     share = outline if problems.first else outline.outline(group_of(config.tensor_parallel_size))
+    saved = 0
+    if device.reads_codes and outline.target.dtype == torch.bfloat16:
+        kept = {path: tensor for path, tensor in share.tensors().items() if path in headers}
+        headers = headers if problems.first else shared(headers, kept, spec, share.target.group)
+        saved = most_saved_bytes(headers.values())
     return _Model(found, outline, size_up(config, spec, share, device, problems, saved_bytes=saved))
 
 

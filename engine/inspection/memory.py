@@ -44,7 +44,7 @@ def size_up(
     outline: on the device meta, of the context that is loaded, and of one rank. problems: gets the first that
     is found. saved_bytes: that weights take less than the outline's, because they stay codes."""
     warn_without_head(config, has_head=outline.draft is not None)
-    available = device.report.available_bytes // config.tensor_parallel_size
+    available = device.bytes_of_rank(config.tensor_parallel_size)
     with problems.noted():
         check_memory(
             Path(config.model_path), outline, available, device.facts.device, saved_bytes=saved_bytes

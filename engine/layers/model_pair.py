@@ -81,7 +81,12 @@ class ModelPair:
 
     def outline(self, group: Group | None = None) -> ModelPair:
         """Returns the same models without memory. group: whose rank has a share of them; None: the same."""
-        place = Placement(torch.device("meta"), self.target.dtype, group=group or self.target.group)
+        return self.placed(
+            Placement(torch.device("meta"), self.target.dtype, group=group or self.target.group)
+        )
+
+    def placed(self, place: Placement) -> ModelPair:
+        """Returns models of these shapes whose parameters are not initialised."""
         return ModelPair(self.target.spec, place, self._make_draft)
 
     def with_draft(self, draft: DraftModel, make_draft: MakeDraft) -> ModelPair:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import torch
 
@@ -17,7 +18,6 @@ from headway.engine.layers.group import ALONE, Group
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.arranging import StackedExperts
 from headway.engine.loading.files import DTYPES, Header
 from headway.engine.loading.formats import LM_HEAD
 from headway.engine.loading.headers import (
@@ -32,7 +32,6 @@ from headway.engine.loading.headers import (
     outline_of,
     shortened,
 )
-from headway.engine.loading.packs import Pack
 from headway.engine.loading.placing import keeps_codes, most_saved_bytes, place_weights
 from headway.engine.loading.quantizing import quantized_packs
 from headway.engine.loading.sharing import shared
@@ -42,7 +41,8 @@ from headway.engine.protocol.config import FULL, CpuWeights, Quantize
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, is_out_of_memory
 
-DUMMY_SEED, DUMMY_STANDARD_DEVIATION = 0, 0.02
+DUMMY_STANDARD_DEVIATION = 0.02
+DRAWN_AT_ONCE = 1 << 22  # values of one seed, or one row
 PLAIN_NORM = "delta.output_norm"  # multiplies by its weight where other norms multiply by 1 + weight
 ROWS_AT_ONCE = 4096
 BYTES_AT_ONCE = 256 << 20  # copied at a time, or one row: the experts of a layer are a gigabyte
@@ -81,26 +81,10 @@ def load_model(
         )
         found = replace(found, spec=_with_true_ties(found))
         whole = checked_outline(found)
-        headers = headers_of(found, whole)
-        headers |= quantized_packs(headers, whole, quantize, found.folder, device)
-        own = outline_of(found.spec, found.dtype, found.make_draft, group=group)
-        headers = shared(headers, own.tensors(), found.spec, group)
-        place = Placement(device, found.dtype, group=group, defers_weights=True)
-        saved = most_saved_bytes(headers.values()) if keeps_codes(place) else 0
-        check_memory(found.folder, own, available_bytes(device), device, saved_bytes=saved)
-        models = ModelPair(found.spec, place, found.make_draft)
-        try:
-            done = place_weights(models, headers, place, progress)
-            copy_tensors(headers, models.tensors(), lambda share: progress(done + share * (1 - done)))
-        except RuntimeError as error:
-            if saved == 0 or not is_out_of_memory(error):
-                raise
-            raise ModelError(
-                f"the weights of {found.folder} do not fit into the memory of {device}: some of their codes are of a kind that no "
-                "kernel reads, and are expanded; take a smaller model or a larger machine"
-            ) from error
-    finish_linears(models.linears(), cpu_weights)
-    return models
+        return _filled(
+            whole, headers_of(found, whole), found.folder, device,
+            group=group, quantize=quantize, cpu_weights=cpu_weights, progress=progress,
+        )  # fmt: skip
 
 
 def make_dummy_model(
@@ -111,35 +95,57 @@ def make_dummy_model(
     make_draft: MakeDraft | None,
     progress: Callable[[float], None],
     max_model_len: int | None = None,
+    group: Group = ALONE,
     quantize: Quantize = FULL,
     cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
     """A model of the shape that config.json describes, with random weights: for measurements. Raises
     ModelError.
 
-    The folder needs no weights. They are drawn on the device, the same at each start; with a standard
-    deviation of 0.02 and norm weights of 1, as models are initialised, no activation leaves bfloat16's range.
-    dtype "auto" is float32 on the CPU and bfloat16 elsewhere. make_draft, max_model_len, quantize,
-    cpu_weights: as for `load_model`.
+    The folder needs no weights. They are drawn on the device, the same at each start and on any number of
+    ranks; with a standard deviation of 0.02 and norm weights of 1, as models are initialised, no activation
+    leaves bfloat16's range. dtype "auto" is float32 on the CPU and bfloat16 elsewhere. The other arguments:
+    as for `load_model`.
     """
     folder = Path(path)
     spec = shortened(read_model_spec(folder), max_model_len)
-    target = dummy_dtype(dtype, device)
-    whole, generator = outline_of(spec, target, make_draft), torch.Generator(device).manual_seed(DUMMY_SEED)
-    place = Placement(device, target, defers_weights=True)
-    drawn = {path: Drawn(tensor.shape, target, generator) for path, tensor in whole.tensors().items()}
-    packs = quantized_packs(drawn, whole, quantize, folder, device)
-    saved = most_saved_bytes(packs.values()) if keeps_codes(place) else 0
-    check_memory(folder, whole, available_bytes(device), device, saved_bytes=saved)
-    models = ModelPair(spec, place, make_draft)
-    done = place_weights(models, packs, place, progress)
-    draw_tensors(
-        models.tensors(),
-        packs,
-        generator,
-        lambda share: progress(done + share * (1 - done)),
-        unit_offset=spec.norm.unit_offset,
-    )
+    whole = outline_of(spec, dummy_dtype(dtype, device), make_draft)
+    headers = drawn_headers(whole.tensors(), device, unit_offset=spec.norm.unit_offset)
+    return _filled(
+        whole, headers, folder, device, group=group, quantize=quantize, cpu_weights=cpu_weights, progress=progress
+    )  # fmt: skip
+
+
+def _filled(
+    whole: ModelPair,
+    headers: Mapping[str, Header],
+    folder: Path,
+    device: torch.device,
+    *,
+    group: Group,
+    quantize: Quantize,
+    cpu_weights: CpuWeights,
+    progress: Callable[[float], None],
+) -> ModelPair:
+    """Returns models on the device with the weights that the headers read, by path: the share of the group's
+    rank. whole: of which every tensor has a header in its shape. Raises ModelError."""
+    target, own = whole.target, whole.outline(group)
+    quantized = quantized_packs(headers, whole, quantize, folder, device)
+    headers = shared({**headers, **quantized}, own.tensors(), target.spec, group)
+    place = Placement(device, target.dtype, group=group, defers_weights=True)
+    saved = most_saved_bytes(headers.values()) if keeps_codes(place) else 0
+    check_memory(folder, own, available_bytes(device), device, saved_bytes=saved)
+    models = whole.placed(place)
+    try:
+        done = place_weights(models, headers, place, progress)
+        copy_tensors(headers, models.tensors(), lambda share: progress(done + share * (1 - done)))
+    except RuntimeError as error:
+        if saved == 0 or not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the weights of {folder} do not fit into the memory of {device}: some of their codes are of a kind that no "
+            "kernel reads, and are expanded; take a smaller model or a larger machine"
+        ) from error
     finish_linears(models.linears(), cpu_weights)
     return models
 
@@ -187,42 +193,49 @@ def copy_tensors(
 
 
 class Drawn:
-    """The Header of a random weight."""
+    """The Header of a tensor of random values, of which any rows can be read alone: they come in blocks, each
+    from a seed of its own."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
-        self._shape, self._dtype, self._generator = shape, dtype, generator
+    def __init__(
+        self, path: str, like: torch.Tensor, device: torch.device, mean: float, spread: float
+    ) -> None:
+        """path: the same gives the same values. like: of the shape and dtype, also without memory."""
+        self._like, self._device, self._mean, self._spread = like, device, mean, spread
+        self._path = path
+        self._block_rows = max(DRAWN_AT_ONCE // max(like[0].numel(), 1), 1)
 
     def get_shape(self) -> list[int]:
-        return list(self._shape)
+        return list(self._like.shape)
 
     def get_dtype(self) -> str:
-        return next(name for name, dtype in DTYPES.items() if dtype == self._dtype)
+        return next(name for name, dtype in DTYPES.items() if dtype == self._like.dtype)
 
     def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
-        assert isinstance(places, slice), "rows are drawn whole"
-        count = len(range(*places.indices(self._shape[0])))
-        drawn = torch.empty(count, *self._shape[1:], dtype=self._dtype, device=self._generator.device)
-        return drawn.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=self._generator)
+        rows, columns = places if isinstance(places, tuple) else (places, slice(None))
+        first, last, _ = rows.indices(len(self._like))
+        size = self._block_rows
+        blocks = [
+            self._block(start)[max(first - start, 0) : last - start]
+            for start in range(first // size * size, last, size)
+        ]
+        return torch.cat(blocks)[:, columns] if isinstance(places, tuple) else torch.cat(blocks)
+
+    def _block(self, start: int) -> torch.Tensor:
+        shape = min(self._block_rows, len(self._like) - start), *self._like.shape[1:]
+        seed = crc32(f"{self._path}:{start}".encode())
+        generator = torch.Generator(self._device).manual_seed(seed)
+        drawn = torch.empty(shape, dtype=self._like.dtype, device=self._device)
+        return drawn.normal_(self._mean, self._spread, generator=generator)
 
 
-def draw_tensors(
-    parameters: Mapping[str, torch.Tensor],
-    packs: Mapping[str, Pack | StackedExperts],
-    generator: torch.Generator,
-    progress: Callable[[float], None],
-    *,
-    unit_offset: bool,
-) -> None:
-    """packs: what of the parameters is drawn, quantised and expanded. unit_offset: norms multiply by 1 +
-    weight."""
-    total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
-    for path, parameter in parameters.items():
-        if path.endswith("norm"):
-            is_offset = unit_offset and not path.endswith(PLAIN_NORM)
-            parameter.fill_(0.0 if is_offset else 1.0)
-        elif path in packs:
-            parameter.copy_(packs[path][:])
-        else:
-            parameter.normal_(0.0, DUMMY_STANDARD_DEVIATION, generator=generator)
-        done += parameter.nbytes
-        progress(done / total)
+def drawn_headers(
+    parameters: Mapping[str, torch.Tensor], device: torch.device, *, unit_offset: bool
+) -> dict[str, Header]:
+    """parameters: by path, also without memory. unit_offset: norms multiply by 1 + weight."""
+    found: dict[str, Header] = {}
+    for path, tensor in parameters.items():
+        is_norm = path.endswith("norm")
+        is_offset = unit_offset and not path.endswith(PLAIN_NORM)
+        mean = 1.0 if is_norm and not is_offset else 0.0
+        found[path] = Drawn(path, tensor, device, mean, 0.0 if is_norm else DUMMY_STANDARD_DEVIATION)
+    return found

@@ -53,6 +53,7 @@ def load_drafter(
         make_draft=None,
         progress=progress,
         max_model_len=target.spec.max_position_embeddings,
+        group=target.group,
         cpu_weights=cpu_weights,
     ).target
     return models.with_draft(DraftLM(loaded), maker_of(loaded.spec))

@@ -3,7 +3,7 @@ shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,8 @@ from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.checkpoint import DUMMY_SEED, ROWS_AT_ONCE, copy_tensors, draw_tensors
-from headway.engine.loading.files import open_tensors
+from headway.engine.loading.checkpoint import ROWS_AT_ONCE, copy_tensors, drawn_headers
+from headway.engine.loading.files import Header, open_tensors
 from headway.engine.loading.headers import Checkpoint, check_stored
 from headway.engine.loading.packs import expanded
 from headway.engine.loading.sharing import shared
@@ -48,7 +48,7 @@ def load_eagle3(
         head = _made(folder, make_head, target)
         named = ((path, found.names.of(path)) for path in head.tensors())
         headers = {path: found.stored[name].get_slice(name) for path, name in named}
-        copy_tensors(shared(headers, head.tensors(), found.spec, target.group), head.tensors(), progress)
+        _fill(head, headers, target, progress)
         head.draft_ids.copy_(draft_ids)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
@@ -61,9 +61,9 @@ def draw_eagle3(
     weights and the target's first ids as its vocabulary. Raises ModelError."""
     target = models.target
     make_head = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
+    whole = make_head(target, Placement(torch.device("meta"), target.dtype))
     head = _made(folder, make_head, target)
-    generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
-    draw_tensors(head.tensors(), {}, generator, progress, unit_offset=False)
+    _fill(head, drawn_headers(whole.tensors(), target.device, unit_offset=False), target, progress)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
@@ -152,6 +152,14 @@ def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
             f"{len(ids):,} draft tokens; they must be different ones below {size:,}; fetch the weights again"
         )
     return ids
+
+
+def _fill(
+    head: Eagle3Head, headers: Mapping[str, Header], target: CausalLM, progress: Callable[[float], None]
+) -> None:
+    """Copies the rank's share of the whole tensors that the headers, by path, read."""
+    parameters = head.tensors()
+    copy_tensors(shared(headers, parameters, target.spec, target.group), parameters, progress)
 
 
 def _made(folder: Path, make_head: MakeHead, target: CausalLM) -> Eagle3Head:

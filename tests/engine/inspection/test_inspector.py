@@ -26,10 +26,11 @@ from headway_testing.inspection import edit, inspect, unknown, without_head
 
 from headway.engine.bench.shape import SHAPES
 from headway.engine.build import assemble
-from headway.engine.inspection.device import CUDA_CONTEXT_BYTES
+from headway.engine.inspection.device import CUDA_CONTEXT_BYTES, Device
+from headway.engine.outline import DeviceFacts
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import HeadwayError
-from headway.engine.protocol.inspection import Inspection, InspectionRequest, LayerGroup
+from headway.engine.protocol.inspection import DeviceReport, Inspection, InspectionRequest, LayerGroup
 from headway.engine.state.memory import num_kv_blocks
 from headway.engine.state.specs import RowSpec
 
@@ -100,6 +101,12 @@ def test_an_engine_of_two_ranks_reports_what_the_inspection_said(tmp_path: Path)
     assert (found.problem, found.engine) == (None, engine.info)
     assert found.memory is not None
     assert found.memory.block_bytes == engine.runner.pool.block_bytes()
+
+
+def test_ranks_have_a_gpu_each_and_share_a_cpu() -> None:
+    for kind, wanted in (("cuda", 100), ("cpu", 25)):
+        device = Device(DeviceFacts(torch.device("cpu")), DeviceReport(kind=kind, available_bytes=100), False)
+        assert device.bytes_of_rank(4) == wanted
 
 
 def test_ranks_that_cannot_share_the_model_are_a_problem(tmp_path: Path) -> None:

@@ -12,21 +12,22 @@ from headway_testing.hybrid import one_by_one, packed, rewrite
 from headway_testing.ranks import run_ranks, shareable_folder
 
 from headway.engine.layers.group import ALONE, Group
-from headway.engine.loading.checkpoint import load_model
+from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.loading.files import spans_within
 from headway.engine.loading.sharing import spans_of
 from headway.engine.models.registry import read_model_spec
 from headway.engine.parallel.group import ProcessGroup
+from headway.engine.protocol.config import FULL, Quantize
 from headway.engine.speculation.select import announced_head
 
 Tensors = dict[str, torch.Tensor]
 SIZE = 4
 
 
-def parameters(folder: Path, group: Group) -> Tensors:
-    models = load_model(
+def parameters(folder: Path, group: Group, *, is_dummy: bool = False, quantize: Quantize = FULL) -> Tensors:
+    models = (make_dummy_model if is_dummy else load_model)(
         folder, device=torch.device("cpu"), dtype="float64", make_draft=announced_head(read_model_spec(folder)),
-        progress=lambda _: None, group=group,
+        progress=lambda _: None, group=group, quantize=quantize,
     )  # fmt: skip
     return models.tensors()
 
@@ -65,6 +66,17 @@ def test_ranks_have_their_shares_of_all_parameters(
     shares = {path: parts_of(path, tensor) for path, tensor in whole.items()}
     for rank, own in enumerate(run_ranks(SIZE, lambda group: parameters(folder, group))):
         assert own.keys() == whole.keys()
+        assert [path for path, tensor in own.items() if not torch.equal(tensor, shares[path][rank])] == []
+
+
+@pytest.mark.parametrize("quantize", [FULL, Quantize("fp8")], ids=["plain", "fp8"])
+def test_ranks_draw_their_shares_of_all_parameters(quantize: Quantize, tmp_path: Path) -> None:
+    folder = shareable_folder(tmp_path, "Qwen3_5MoeForCausalLM")
+    (folder / "model.safetensors").unlink()
+    whole = parameters(folder, ALONE, is_dummy=True, quantize=quantize)
+    shares = {path: parts_of(path, tensor) for path, tensor in whole.items()}
+    ranks = run_ranks(SIZE, lambda group: parameters(folder, group, is_dummy=True, quantize=quantize))
+    for rank, own in enumerate(ranks):
         assert [path for path, tensor in own.items() if not torch.equal(tensor, shares[path][rank])] == []
 
 
