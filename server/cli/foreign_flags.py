@@ -22,7 +22,9 @@ REMOVED = {
     "max-waiting-tokens": "--max-waiting, a number of requests",
 }
 # Shorter names of flags of this version.
-ALIASES = dict.fromkeys(("--tp", "--tp-size", "-tp", "--tensor_parallel_size"), "--tensor-parallel-size")
+ALIASES = dict.fromkeys(
+    ("--tp", "--tp-size", "-tp", "--tensor_parallel_size", "--gpus"), "--tensor-parallel-size"
+)
 # What to use instead of flags of other servers.
 INSTEAD = {
     "model": _MODEL, "model-path": _MODEL, "m": _MODEL, "hf": _MODEL, "hf-repo": _MODEL,
@@ -120,7 +122,7 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
         if not argument.startswith("-") or argument == "-":
             num_plain += 1
             own.append(argument)
-        elif (flag := ALIASES.get(flag, flag)) in flags:
+        elif (flag := flag if flag in flags else ALIASES.get(flag, flag)) in flags:
             own.append(flag + equals + value)
             if flags[flag] and not equals and left:
                 own.append(left.pop(0))

@@ -83,8 +83,16 @@ def _weights(model: Inspection) -> str:
         expanded = f", {model.num_expanded:,} weights are expanded" if model.num_expanded else ""
         parts.append(f"quantized ({model.quantization}){expanded}")
     if model.memory is not None:
-        parts.append(f"served as {model.memory.dtype}, {readable_size(model.memory.weights_bytes)}")
+        parts.append(
+            f"served as {model.memory.dtype}, {readable_size(model.memory.weights_bytes)}{_each(model)}"
+        )
     return "; ".join(parts) or "no tensors could be read"
+
+
+def _each(model: Inspection) -> str:
+    """Returns what is said after sizes that every rank has."""
+    num_ranks = 1 if model.engine is None else model.engine.num_ranks
+    return f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
 
 
 def _has_experts(model: Inspection) -> bool:
@@ -127,6 +135,7 @@ def _device(model: Inspection) -> dict[str, str]:
     if device is not None:
         name = "" if device.name is None else f" ({device.name})"
         lines["device"] = f"{device.kind}{name}, {readable_size(device.available_bytes)} available"
+    each = _each(model)
     if memory is not None:
         state = (
             f", {readable_size(memory.row_state_bytes)} of it recurrent state"
@@ -135,7 +144,7 @@ def _device(model: Inspection) -> dict[str, str]:
         )
         lines["memory"] = (
             f"{readable_size(memory.token_bytes)} a token, {readable_size(memory.request_bytes)} a request of "
-            f"{memory.max_model_len:,} tokens{state}"
+            f"{memory.max_model_len:,} tokens{state}{each}"
         )
     if memory is not None and engine is not None:
         lines["fits"] = (
@@ -155,6 +164,7 @@ def _device(model: Inspection) -> dict[str, str]:
             lines["floor"] += "; " + _floor(
                 0, floor.round_bytes_without_drafts, floor.round_seconds_without_drafts, None, read=read
             )
+        lines["floor"] += each
     return lines
 
 

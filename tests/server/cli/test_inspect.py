@@ -175,6 +175,23 @@ def test_a_named_gpu_is_told_without_one(tell: Any, folder: Path) -> None:
     assert "served as float32" in lines_of(out)["weights"]
 
 
+def test_sizes_are_those_of_each_rank(tell: Any, tmp_path: Path) -> None:
+    folder = random_mimo(tmp_path / "model", vocab_size=152)
+    found = []
+    for arguments in ([], ["--gpus", "2"]):
+        _, out, _ = tell(folder, "--device", "cpu", "--json", *arguments)
+        found.append(json.loads(out)["model"])
+    alone, rank = (model["memory"] for model in found)
+    assert (
+        alone["block_bytes"] / 2 < rank["block_bytes"] < 0.52 * alone["block_bytes"]
+    )  # MTP's states are whole
+    assert alone["weights_bytes"] / 2 < rank["weights_bytes"] < 0.7 * alone["weights_bytes"]
+    assert found[1]["engine"]["num_ranks"] == 2
+    _, out, _ = tell(folder, "--device", "cpu", "--gpus", "2")
+    lines = lines_of(out)
+    assert all(lines[name].endswith(" on each of 2 ranks") for name in ("weights", "memory", "floor"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
