@@ -53,12 +53,11 @@ def answers_of(folder: Path, size: int, **changes: Any) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "size"), [*((architecture, 2) for architecture in CLASSES), (HYBRID, 4), ("MiMoForCausalLM", 4)]
-)  # fmt: skip
-def test_ranks_write_what_one_writes(architecture: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_ranks_write_what_one_writes(architecture: str, tmp_path: Path) -> None:
     folder = shareable_folder(tmp_path, architecture)
-    assert answers_of(folder, size) == answers_of(folder, 1)
+    alone = answers_of(folder, 1)
+    assert all(answers_of(folder, size) == alone for size in (2, 4))
 
 
 def eagle(folder: Path) -> tuple[Path, dict[str, Any]]:
