@@ -82,7 +82,7 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
         sampling = SamplingParams(temperature=float(i % 2), seed=seed * NUM_TEXTS + i, num_logprobs=0)
         last[i] = draw.randrange(info.vocab_size)
         max_tokens = min(TEXT_TOKENS, info.max_model_len - 1)
-        scheduler.add(Request(i, [last[i]], sampling, max_tokens=max_tokens))
+        scheduler.add(Request(i, [last[i]], sampling, max_tokens=max_tokens, joins_ngrams=False))
     step_seconds = 0.0
     # The last texts are left unfinished, so that rounds keep about the same number of rows.
     num_left = min(NUM_TEXTS, info.max_running) // 2

@@ -3,21 +3,48 @@ in `speculation`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from headway.engine.protocol.errors import ConfigError
 
 # The first tokens of a prediction that n-gram lookup searches; the others are not looked at.
 MAX_PREDICTION = 1 << 14
 # What makes drafts; in an engine that runs, auto has been resolved to one of the others.
-DrafterName = Literal["auto", "mtp", "ngram", "none", "eagle3", "draft_model"]
+DrafterName = Literal[
+    "auto", "mtp", "ngram", "none", "eagle3", "draft_model",
+    "auto,ngram", "mtp,ngram", "eagle3,ngram", "draft_model,ngram",
+]  # fmt: skip
+# Those that n-gram lookup can join, and their names then.
+JOINED: dict[DrafterName, DrafterName] = {
+    "auto": "auto,ngram",
+    "mtp": "mtp,ngram",
+    "eagle3": "eagle3,ngram",
+    "draft_model": "draft_model,ngram",
+}
 # Those that a start asks for by name; the others are what a drafter's folder holds.
-NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
+NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none", "auto,ngram", "mtp,ngram")
 
 
 def wanted_drafter(given: str) -> tuple[DrafterName, str | None]:
     """Returns the drafter that --drafter names, and where one is that it names no other way: a folder or
-    ORG/NAME, whose name is then auto."""
-    return next(((name, None) for name in NAMED_DRAFTERS if name == given), ("auto", given))
+    ORG/NAME, whose name is then auto. Raises ConfigError where n-gram lookup is to join nothing."""
+    for name in NAMED_DRAFTERS:
+        if given == name:
+            return name, None
+    first, _, joined = given.rpartition(",")
+    if joined != "ngram":
+        return "auto", given
+    if first in ("", *NAMED_DRAFTERS):
+        raise ConfigError(
+            f"--drafter is {given}; ngram joins auto, mtp, a folder or ORG/NAME, as in mtp,ngram"
+        )
+    return "auto,ngram", first
+
+
+def without_ngrams(name: DrafterName) -> DrafterName:
+    """Returns the drafter that n-gram lookup has joined, or the same one where it has joined none."""
+    return next((alone for alone, joined in JOINED.items() if joined == name), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +52,25 @@ class DrafterTraits:
     """by: how a start says what drafts. has_drafts: whether it ever does. leaves_pending: it sees the tokens
     of a round when the next one drafts, so that rounds without drafts leave some pending, with which it has
     to catch up, and what it keeps of a block is final later than the target's part. reads_head: it has the
-    weights of the model's draft head.
+    weights of the model's draft head. searches_predictions: it drafts from what an output is predicted to be.
     """
 
     by: str
     has_drafts: bool = True
     leaves_pending: bool = False
     reads_head: bool = False
+    searches_predictions: bool = False
 
 
 DRAFTER_TRAITS: dict[DrafterName, DrafterTraits] = {
     "mtp": DrafterTraits("by the model's MTP head", leaves_pending=True, reads_head=True),
-    "ngram": DrafterTraits("by n-gram lookup"),
+    "ngram": DrafterTraits("by n-gram lookup", searches_predictions=True),
     "none": DrafterTraits("by nothing", has_drafts=False),
     "eagle3": DrafterTraits("by an EAGLE-3 head", leaves_pending=True),
     "draft_model": DrafterTraits("by a draft model", leaves_pending=True),
+}
+DRAFTER_TRAITS |= {
+    joined: replace(traits, by=f"{traits.by} and n-gram lookup", searches_predictions=True)
+    for alone, joined in JOINED.items()
+    if (traits := DRAFTER_TRAITS.get(alone)) is not None
 }

@@ -46,8 +46,8 @@ class RowSetup:
 
     depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff
     sampling.adjusts_logits. checkpoint: that of the prefix hit, from which the state of the row goes on, if
-    the model keeps any; None: from zero. prediction_token_ids: what its output probably is. reasoning: see
-    `reasoning_of`.
+    the model keeps any; None: from zero. prediction_token_ids: what its output probably is. joins_ngrams: see
+    Request. reasoning: see `reasoning_of`.
     """
 
     request_id: int
@@ -59,6 +59,7 @@ class RowSetup:
     checkpoint: int | None = None
     num_prompt_tokens: int = 0
     prediction_token_ids: tuple[int, ...] = ()
+    joins_ngrams: bool = True
     reasoning: tuple[int, int, int] = NO_REASONING
 
 
@@ -204,6 +205,7 @@ def row_setup(
         checkpoint,
         num_prompt_tokens=len(request.prompt_token_ids),
         prediction_token_ids=request.prediction_token_ids[:MAX_PREDICTION],
+        joins_ngrams=request.joins_ngrams,
         reasoning=reasoning_of(request),
     )
 

@@ -32,7 +32,8 @@ class Request:
     num_tokens_in_flight: the most tokens that rounds in flight may add. num_pending: the most tokens that
     wait for the drafter once all that was planned has run. num_draft_filled: the first tokens of which the
     drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do.
-    prediction_token_ids: what its output probably is.
+    prediction_token_ids: what its output probably is. joins_ngrams: n-gram lookup may draft for it beside
+    another drafter, which is checked alone.
     draft_record: how often its drafts are accepted; None: nobody asks. is_audit: it computes again what
     another one got (see `Auditor`), without cached prefixes and outside of the statistics. is_replay: an
     engine before this one had taken it in.
@@ -45,6 +46,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     max_draft_tokens: int | None = None
     prediction_token_ids: tuple[int, ...] = ()
+    joins_ngrams: bool = True
     cache_salt: str = ""
     priority: int = 0
     group_id: int | None = None

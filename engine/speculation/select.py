@@ -11,11 +11,12 @@ from headway.engine.models.drafter_folder import drafter_in, read_drafter
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
-from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName
+from headway.engine.protocol.drafters import DRAFTER_TRAITS, JOINED, DrafterName, without_ngrams
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.scheduling.plan import MAX_PENDING
 from headway.engine.speculation import draft_model, mtp, ngram
 from headway.engine.speculation.drafter import Drafter, DrafterFamily, NoDrafter
+from headway.engine.speculation.joined import with_ngrams
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import StateSpec
@@ -27,6 +28,7 @@ DRAFTERS: dict[DrafterName, DrafterFamily] = {
     "eagle3": mtp.EAGLE3_FAMILY,
     "draft_model": draft_model.FAMILY,
 }
+DRAFTERS |= {JOINED[name]: with_ngrams(name, family) for name, family in DRAFTERS.items() if name in JOINED}
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +40,16 @@ def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
     Raises ConfigError where the head that is asked for does not exist, or where nothing drafts and
     speculation is required; ModelError for a drafter's folder whose config.json cannot be read.
     """
-    if config.drafter == "mtp" and not has_head:
+    name = without_ngrams(config.drafter)
+    is_joined = name != config.drafter
+    if name == "mtp" and not has_head:
         raise ConfigError(
-            f"--drafter is mtp, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
+            f"--drafter is {config.drafter}, but {config.model_path} has no MTP head; use ngram, which drafts for every model, or auto"
         )
-    name = config.drafter
     if name == "auto" and config.drafter_path is not None and config.depth > 0:
         name = drafter_in(Path(config.drafter_path))
     elif name == "auto":
-        name = "mtp" if has_head else "none"
+        name = "mtp" if has_head else "ngram" if is_joined else "none"
     if config.require_speculation and (config.depth == 0 or name == "none"):
         cause = "--depth is 0" if config.depth == 0 else "--drafter is none"
         if config.depth and config.drafter == "auto":
@@ -55,7 +58,9 @@ def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
             f"--require-speculation is set, but {cause}; use --drafter ngram with a depth of 1 or more, which drafts for every model, or "
             "leave out --require-speculation"
         )
-    return "none" if config.depth == 0 else name
+    if config.depth == 0:
+        return "none"
+    return JOINED[name] if is_joined and name in JOINED else name
 
 
 def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
@@ -71,7 +76,7 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
 def draft_maker_of(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
     """Returns what makes the draft model of the drafter that the configuration names; None: it has none.
     Raises ModelError for a drafter's folder that does not fit the model."""
-    if config.drafter in ("eagle3", "draft_model"):
+    if without_ngrams(config.drafter) in ("eagle3", "draft_model"):
         assert config.drafter_path is not None, "the drafter has a folder"
         return maker_of(read_drafter(Path(config.drafter_path), spec))
     return DRAFTERS[config.drafter].make_model
@@ -86,7 +91,7 @@ def check_of_missing_head(config: EngineConfig, models: ModelPair) -> DraftCheck
     """Returns that the head is missing which config.json announces and auto would take, or that nothing is to
     be checked yet."""
     announced = models.target.spec.draft_head
-    is_wanted = config.depth > 0 and config.drafter == "auto"
+    is_wanted = config.depth > 0 and without_ngrams(config.drafter) == "auto"
     if not is_wanted or announced is None or models.draft is not None:
         return DraftCheck()
     reason = (

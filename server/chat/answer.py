@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 
+from headway.engine import DRAFTER_TRAITS
 from headway.server.base.continuation import continuation_of
 from headway.server.chat.grammar import chat_grammar, relaxed_thinking, thinking_budget
 from headway.server.chat.output import callable_tools, output_options
@@ -58,7 +59,7 @@ async def begin_chat(
     if callable_tools(body) and (output is None or output.tools is None):
         ignored.append("tools")
     info = engine_info(services)
-    if body.prediction is not None and info.drafter != "ngram":
+    if body.prediction is not None and not DRAFTER_TRAITS[info.drafter].searches_predictions:
         ignored.append("prediction")
     prompt = await encode_chat(
         chat,

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.engine import DraftCheck, DrafterName, EngineStats
+from headway.engine import DRAFTER_TRAITS, DraftCheck, DrafterName, EngineStats
 from headway.server.http.keys import credentials
 from headway.server.protocol.checks import check_range
 from headway.server.requests.body import body_of
@@ -18,8 +18,9 @@ router = APIRouter(prefix="/v1/speculation")
 
 class SpeculationState(msgspec.Struct):
     """Counters are those of /metrics, over all requests. has_mtp: an MTP head is loaded. drafter: mtp,
-    eagle3, draft_model, ngram or none. depth: the most drafts of a round, with which the server was started;
-    chooses_depth: it chooses how many each round has, else each has as many as it may.
+    eagle3 or draft_model, each also with ,ngram where n-gram lookup joins it; ngram or none. depth: the most
+    drafts of a round, with which the server was started; chooses_depth: it chooses how many each round has,
+    else each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the
@@ -69,7 +70,7 @@ def _state(services: Services) -> SpeculationState:
     stats = services.engine.stats
     drafted, accepted = stats.draft_tokens_per_position, stats.accepted_tokens_per_position
     return SpeculationState(
-        has_mtp=info.drafter == "mtp",
+        has_mtp=DRAFTER_TRAITS[info.drafter].reads_head,
         drafter=info.drafter,
         depth=info.depth,
         chooses_depth=info.chooses_depth,

@@ -273,6 +273,9 @@ def test_drafts_that_no_head_can_make_are_warned_of(
         ("ngram", 3, False, "ngram"),
         ("ngram", 0, False, "none"),
         ("none", 3, True, "none"),
+        ("auto,ngram", 3, True, "mtp,ngram"),
+        ("auto,ngram", 3, False, "ngram"),
+        ("mtp,ngram", 0, True, "none"),
     ],
 )
 def test_auto_drafts_with_the_head_where_there_is_one(
@@ -301,7 +304,7 @@ def test_a_head_that_does_not_exist_cannot_draft(depth: int, names_a_head: bool,
 
 @pytest.mark.parametrize(
     ("drafter", "depth", "has_draft_head"),
-    [("auto", 2, True), ("mtp", 2, True), ("ngram", 2, False), ("none", 0, False)],
+    [("auto", 2, True), ("mtp", 2, True), ("mtp,ngram", 2, True), ("ngram", 2, False), ("none", 0, False)],
 )
 def test_what_drafts_is_told(drafter: str, depth: int, has_draft_head: bool, tmp_path: Path) -> None:
     config = EngineConfig(model_path=str(random_mimo(tmp_path)), device="cpu", drafter=drafter, depth=2)  # type: ignore[arg-type]

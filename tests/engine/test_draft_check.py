@@ -54,8 +54,8 @@ def config_of(path: Path, **fields: object) -> EngineConfig:
     )
 
 
-def engine_of(path: Path) -> Engine:
-    return assemble(config_of(path), progress=lambda _: None)
+def engine_of(path: Path, **fields: object) -> Engine:
+    return assemble(config_of(path, **fields), progress=lambda _: None)
 
 
 def unhurried(engine: Engine, seed: int = 0) -> DraftCheck:
@@ -92,6 +92,15 @@ def test_each_broken_head_is_found_or_does_no_harm(name: str, kinds: list[str], 
         assert_found_or_harmless(check, right, kind)
         if kind in ("swapped", "without_offset", "scaled"):
             assert check.state == "failed", (kind, check)
+
+
+def test_a_broken_head_is_found_whatever_ngrams_join_it(tmp_path: Path) -> None:
+    """They are right in texts that loop, where the head is not."""
+    source = constructed_mimo(tmp_path / "right", noise=0.08, seed=7)
+    head = broken(source, tmp_path / "swapped", "swapped")
+    alone, joined = (unhurried(engine_of(head, drafter=name)) for name in ("mtp", "mtp,ngram"))
+    assert alone.state == joined.state == "failed"
+    assert alone.acceptance == joined.acceptance
 
 
 def test_the_right_head_of_the_embedded_model_passes() -> None:

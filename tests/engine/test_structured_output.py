@@ -142,12 +142,25 @@ def test_a_text_that_ends_by_itself_is_of_its_grammar(
     assert num_ended >= NUM_WISHES * 2 // 5
 
 
-@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    ("depth", "drafter"),
+    [
+        pytest.param(1, "auto", marks=pytest.mark.long),
+        (3, "auto"),
+        pytest.param(3, "auto,ngram", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("reads_late", [False, True])
 def test_a_depth_changes_no_masked_text(
-    folder: Path, plain: list[tuple[list[int], FinishReason | None]], depth: int, *, reads_late: bool
+    folder: Path,
+    plain: list[tuple[list[int], FinishReason | None]],
+    depth: int,
+    drafter: str,
+    *,
+    reads_late: bool,
 ) -> None:
-    outputs = together(engine_of(folder, depth=depth, reads_late=reads_late), wishes(NUM_WISHES))
+    engine = engine_of(folder, depth=depth, drafter=drafter, reads_late=reads_late)
+    outputs = together(engine, wishes(NUM_WISHES))
     assert texts(outputs) == plain
     masked = [output for output, wish in zip(outputs, wishes(NUM_WISHES), strict=True) if wish.grammar]
     assert sum(output.num_accepted for output in masked) > 20, "drafts of masked rows are accepted, too"

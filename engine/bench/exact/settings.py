@@ -136,7 +136,7 @@ def _chunks(wanted: tuple[int, ...] | None, default: int, model: Path) -> tuple[
 def _drafter(text: str) -> str:
     if text == "none":
         raise argparse.ArgumentTypeError(
-            "must be auto, mtp, ngram, recorded or a folder; --depth 0 drafts nothing"
+            "must be auto, mtp, ngram, recorded, a folder, or mtp or a folder with ,ngram; --depth 0 drafts nothing"
         )
     return text
 

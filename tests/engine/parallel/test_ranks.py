@@ -78,6 +78,7 @@ def answers_of(engine: LocalEngine) -> list[object]:
     [
         {"chooses_depth": True},
         pytest.param({"drafter": "ngram", "depth": 4}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "mtp,ngram"}, marks=pytest.mark.slow),
         pytest.param({"depth": 0, "prefix_caching": False}, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -25,9 +25,9 @@ VOCAB = 151
 LAYOUTS: tuple[Layout, ...] = ("original", "speculators")
 
 
-def config_of(model: Path, drafter: Path, **changes: object) -> EngineConfig:
+def config_of(model: Path, folder: Path, **changes: object) -> EngineConfig:
     fixed = {
-        "model_path": str(model), "drafter_path": str(drafter), "device": "cpu", "dtype": "float64",
+        "model_path": str(model), "drafter_path": str(folder), "device": "cpu", "dtype": "float64",
         "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
     }  # fmt: skip
     return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
@@ -204,9 +204,14 @@ def test_sampled_drafts_are_rejected_only_for_tokens_that_the_head_lacks(
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"), [("cpu", "float32"), pytest.param("cuda", "bfloat16", marks=pytest.mark.gpu)]
+    ("device", "dtype", "name"),
+    [
+        ("cpu", "float32", "auto"),
+        pytest.param("cuda", "bfloat16", "auto", marks=pytest.mark.gpu),
+        pytest.param("cuda", "bfloat16", "auto,ngram", marks=pytest.mark.gpu),
+    ],
 )
-def test_captured_rounds_change_no_text(device: str, dtype: str, tmp_path: Path) -> None:
+def test_captured_rounds_change_no_text(device: str, dtype: str, name: str, tmp_path: Path) -> None:
     """With sizes for which the fused kernels of a GPU are made."""
     sizes = {"vocab_size": 512, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
     target = tiny_model("LlamaForCausalLM", num_hidden_layers=4, **sizes)
@@ -216,7 +221,7 @@ def test_captured_rounds_change_no_text(device: str, dtype: str, tmp_path: Path)
     texts = []
     for depth in (0, 3):
         changes = {"device": device, "dtype": dtype, "depth": depth, "kv_cache_memory_bytes": 1 << 26}
-        engine = LocalEngine(config_of(tmp_path / "model", drafter, **changes))
+        engine = LocalEngine(config_of(tmp_path / "model", drafter, drafter=name, **changes))
         engine.engine.runner.capture(range(depth + 1), progress=lambda _: None)
         for seed, prompt in enumerate(prompts_of(3, 40, 17, 64, 90, 33)):
             sampling = SamplingParams(temperature=0.8 * (seed % 2), seed=seed)

@@ -13,7 +13,7 @@ SAMPLING = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, see
 # What a request's row holds, beside what kernels write.
 TAKEN = {
     "kv_lengths": 40, "limits": 40, "depth_caps": 2, "temperatures": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125,
-    "seeds": -3,
+    "seeds": -3, "joins_ngrams": 1,
 }  # fmt: skip
 PADDING = {"kv_lengths": 0, "limits": 0, "kv_block_ids": -1, "granted_block_ids": -1}
 

@@ -92,7 +92,7 @@ async def test_a_stream_tells_the_same(official: openai.AsyncOpenAI, submitted: 
 
 
 @pytest.mark.parametrize(
-    ("drafter", "told"), [("ngram", None), ("mtp", "prediction"), ("none", "prediction")]
+    ("drafter", "told"), [("ngram", None), ("mtp,ngram", None), ("mtp", "prediction"), ("none", "prediction")]
 )
 async def test_a_server_that_does_not_search_it_says_so(
     drafter: DrafterName, told: str | None, services: Services

@@ -145,7 +145,7 @@ def test_every_flag_arrives(served: list[Served], tmp_path: Path, between: str |
 @pytest.mark.parametrize(
     ("given", "drafter", "path"),
     [("ngram", "ngram", None), ("auto", "auto", None), ("./head", "auto", "./head"), ("ORG/NAME", "auto", "ORG/NAME"),
-     ("eagle3", "auto", "eagle3")],
+     ("eagle3", "auto", "eagle3"), ("ORG/NAME,ngram", "auto,ngram", "ORG/NAME")],
 )  # fmt: skip
 def test_what_is_no_drafters_name_is_where_a_drafter_is(
     served: list[Served], given: str, drafter: str, path: str | None
@@ -516,11 +516,12 @@ def test_a_completion_that_nobody_reads_ends_quietly() -> None:
         ({}, "3 drafts a round, by the model's MTP head"),
         ({"chooses_depth": True}, "0 to 3, chosen for each round, by the model's MTP head"),
         ({"drafter": "ngram", "has_draft_head": False}, "3 drafts a round, by n-gram lookup"),
+        ({"drafter": "mtp,ngram"}, "3 drafts a round, by the model's MTP head and n-gram lookup"),
         ({"depth": 0}, "speculation is off"),
         ({"draft_check": DraftCheck(state="failed")}, "0: speculation is off, the MTP head failed its check"),
         ({"depth": 0, "has_draft_head": False}, "no MTP head"),
     ],
-    ids=["on", "auto", "ngram", "off", "failed", "no-head"],
+    ids=["on", "auto", "ngram", "joined", "off", "failed", "no-head"],
 )  # fmt: skip
 def test_the_banner_tells_depth_and_a_curl_line_that_works(change: dict[str, object], line: str) -> None:
     text = banner("tiny", msgspec.structs.replace(INFO, **change), "http://127.0.0.1:8000")
