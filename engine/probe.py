@@ -59,24 +59,25 @@ def check_logits(engine: Engine) -> None:
 
 
 def wants_check(info: EngineInfo) -> bool:
-    """Returns whether there is a draft head whose drafts mean anything."""
+    """Returns whether there is a drafter with weights whose drafts mean anything."""
     return (
-        DRAFTER_TRAITS[info.drafter].reads_head
+        DRAFTER_TRAITS[info.drafter].has_weights
         and not info.has_dummy_weights
         and info.synthetic_acceptance is None
     )
 
 
 def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
-    """Returns whether the draft head drafts what the model says, from texts that the model writes by itself
-    after one random token.
+    """Returns whether the drafter drafts what the model says, from texts that the model writes by itself
+    after one random token. N-grams that join it are left out.
 
     It takes at most limit_seconds and the step that begins last. Nothing of it stays, and no graph is
     captured: see `check_logits`.
     """
     began = time.monotonic()
     info, scheduler = engine.info, _own_scheduler(engine.info)
-    evidence, draw = Evidence(info.depth), random.Random(seed)
+    knows_sure = DRAFTER_TRAITS[info.drafter].reads_head
+    evidence, draw = Evidence(info.depth, knows_sure=knows_sure), random.Random(seed)
     last: dict[int, int] = {}
     for i in range(NUM_TEXTS):
         sampling = SamplingParams(temperature=float(i % 2), seed=seed * NUM_TEXTS + i, num_logprobs=0)
@@ -99,21 +100,21 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
 
 
 def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> EngineInfo:
-    """Turns speculation off where the head has failed. Returns the facts with the check. Raises ConfigError
-    where speculation is required."""
+    """Turns speculation off where the drafter has failed. Returns the facts with the check. Raises
+    ConfigError where speculation is required."""
     if check.state == "failed" and is_required:
         raise ConfigError(
-            f"the draft head failed its check, and --require-speculation is set: {check.reason}; mend the checkpoint, "
+            f"the drafter failed its check, and --require-speculation is set: {check.reason}; mend the checkpoint, "
             "use --drafter ngram, or leave out --require-speculation"
         )
     if check.state == "failed":
-        logger.warning("the draft head failed its check, speculation is off: %s", check.reason)
+        logger.warning("the drafter failed its check, speculation is off: %s", check.reason)
         engine.scheduler.set_depth(0)
     elif check.state == "not_checked":
-        logger.debug("the draft head was not checked: %s", check.reason)  # nothing to mend
+        logger.debug("the drafter was not checked: %s", check.reason)  # nothing to mend
     elif check.state == "passed":
         logger.info(
-            "the draft head passed its check in %.2f s: %.0f %% of the first drafts of greedy texts were accepted",
+            "the drafter passed its check in %.2f s: %.0f %% of the first drafts of greedy texts were accepted",
             check.seconds,
             100 * (check.acceptance[0] or 0.0),
         )

@@ -51,23 +51,25 @@ def without_ngrams(name: DrafterName) -> DrafterName:
 class DrafterTraits:
     """by: how a start says what drafts. has_drafts: whether it ever does. leaves_pending: it sees the tokens
     of a round when the next one drafts, so that rounds without drafts leave some pending, with which it has
-    to catch up, and what it keeps of a block is final later than the target's part. reads_head: it has the
-    weights of the model's draft head. searches_predictions: it drafts from what an output is predicted to be.
+    to catch up, and what it keeps of a block is final later than the target's part. has_weights: those may be
+    wrong. reads_head: they are those of the model's draft head. searches_predictions: it drafts from what an
+    output is predicted to be.
     """
 
     by: str
     has_drafts: bool = True
     leaves_pending: bool = False
+    has_weights: bool = False
     reads_head: bool = False
     searches_predictions: bool = False
 
 
 DRAFTER_TRAITS: dict[DrafterName, DrafterTraits] = {
-    "mtp": DrafterTraits("by the model's MTP head", leaves_pending=True, reads_head=True),
+    "mtp": DrafterTraits("by the model's MTP head", leaves_pending=True, has_weights=True, reads_head=True),
     "ngram": DrafterTraits("by n-gram lookup", searches_predictions=True),
     "none": DrafterTraits("by nothing", has_drafts=False),
-    "eagle3": DrafterTraits("by an EAGLE-3 head", leaves_pending=True),
-    "draft_model": DrafterTraits("by a draft model", leaves_pending=True),
+    "eagle3": DrafterTraits("by an EAGLE-3 head", leaves_pending=True, has_weights=True),
+    "draft_model": DrafterTraits("by a draft model", leaves_pending=True, has_weights=True),
 }
 DRAFTER_TRAITS |= {
     joined: replace(traits, by=f"{traits.by} and n-gram lookup", searches_predictions=True)

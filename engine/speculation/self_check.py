@@ -1,5 +1,5 @@
-"""Decides from a few texts whether a draft head drafts what the model says. Knows tokens and probabilities;
-no tensors, no engine.
+"""Decides from a few texts whether a drafter drafts what the model says. Knows tokens and probabilities; no
+tensors, no engine.
 
 Two tests, both relative to the model itself, since a right head is often wrong where nobody could know the
 next token:
@@ -8,6 +8,9 @@ next token:
             test (Wald, 1945) of an agreement of RIGHT_SHARE against one of BROKEN_SHARE.
     chance  in greedy texts, a head that knows nothing of the text is right at most as often as the most
             frequent token comes.
+
+A drafter from a folder of its own is judged by chance alone: it may be much smaller than the model, or lack
+most of its tokens.
 """
 
 from __future__ import annotations
@@ -42,13 +45,18 @@ CAUSES = {
     True: "its weights are damaged or another layer's, its norms have their offset of 1 twice, or it reads hidden states on the "
     "wrong side of the final norm",
 }
+CAUSE_OF_FOLDER = "it was made for another model or another tokenizer, or its weights are damaged"
 
 
 class Evidence:
     """Mutable: collects the rounds of a check. A pair of successive tokens counts once, so that texts that
-    loop do not count as many."""
+    loop do not count as many.
 
-    def __init__(self, depth: int) -> None:
+    knows_sure: a right drafter nearly always drafts what the model is all but sure of.
+    """
+
+    def __init__(self, depth: int, *, knows_sure: bool = True) -> None:
+        self._knows_sure = knows_sure
         self._drafted, self._accepted = [0] * depth, [0] * depth
         self._seen: set[tuple[int, int, bool]] = set()
         self._greedy_tokens: Counter[int] = Counter()
@@ -88,6 +96,8 @@ class Evidence:
     @property
     def wants_more(self) -> bool:
         """Returns whether further rounds may change the verdict."""
+        if not self._knows_sure:
+            return self._num_drafts < ENOUGH_DRAFTS
         is_under_way = self._num_sure >= LEAST_SURE
         return self.is_right_where_sure() is None and (is_under_way or self._num_drafts < ENOUGH_DRAFTS)
 
@@ -126,6 +136,8 @@ class Evidence:
     def is_right(self) -> bool | None:
         """Returns the verdict of both tests, once no more comes. Where the model is seldom sure of its
         tokens, chance decides, unless the sure tokens point the other way."""
+        if not self._knows_sure:
+            return self.is_above_chance()
         is_sure = self.is_right_where_sure()
         if is_sure is not None:
             return is_sure
@@ -160,12 +172,13 @@ class Evidence:
         if self._num_greedy:
             share = self._num_greedy_accepted / self._num_greedy
             parts.append(
-                f"{share:.0%} of {self._num_greedy} first drafts of greedy texts were accepted, a head that knows nothing of the text "
+                f"{share:.0%} of {self._num_greedy} first drafts of greedy texts were accepted, a drafter that knows nothing of the text "
                 f"has up to {self.chance or 0:.0%}"
             )
-        if self._num_sure >= LEAST_SURE:
+        if self._knows_sure and self._num_sure >= LEAST_SURE:
             parts.append(f"{sure}, {RIGHT_SHARE:.0%} are expected")
-        return f"{'; '.join(parts)}. Likely, {CAUSES[self.is_above_chance() is True]}"
+        cause = CAUSES[self.is_above_chance() is True] if self._knows_sure else CAUSE_OF_FOLDER
+        return f"{'; '.join(parts)}. Likely, {cause}"
 
 
 _STATES: dict[bool | None, DraftCheckState] = {None: "not_checked", True: "passed", False: "failed"}

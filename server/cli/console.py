@@ -98,7 +98,7 @@ def banner(
     of the model's calls of tools; None for a model that cannot chat. chat_note: what people should know of
     its chats."""
     if info.draft_check.turns_speculation_off:
-        depth = "0: speculation is off, the MTP head failed its check (GET /v1/speculation tells why)"
+        depth = "0: speculation is off, the drafter failed its check (GET /v1/speculation tells why)"
     elif info.depth:
         number = (
             f"0 to {info.depth}, chosen for each round,"

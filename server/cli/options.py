@@ -283,7 +283,7 @@ SPECULATION = [
            "followed the last tokens where they stood before in the prompt or the output; for every model), none, auto (mtp where the "
            "model has a head, else none), or the folder or ORG/NAME of an EAGLE-3 head for the model, or of a smaller model with its vocabulary; "
            "with ,ngram behind it each request gets the drafts of n-grams where these were right more often", "NAME"),
-    Option("require-speculation", parse_switch, False, "refuse to start where nothing drafts, or where the MTP head fails the check of the "
+    Option("require-speculation", parse_switch, False, "refuse to start where nothing drafts, or where the drafter fails the check of the "
            "start; without it such a model is served with speculation off"),
     Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "
            "which cannot change the text: full, fp8 (half the bytes to read; on Ada, Hopper and later), int4 (there; a "

@@ -147,7 +147,7 @@ def _warnings(services: Services) -> list[str]:
     check = info.draft_check
     if check.state not in ("failed", "missing"):
         return lossy
-    found = "the MTP head failed its check" if check.state == "failed" else "the MTP head is missing"
+    found = "the drafter failed its check" if check.state == "failed" else "the MTP head is missing"
     effect = "it drafts because a limit was set" if max_draft_tokens(services) else "speculation is off"
     return [*lossy, f"{found}, {effect}: {check.reason}"]
 

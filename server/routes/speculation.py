@@ -24,7 +24,7 @@ class SpeculationState(msgspec.Struct):
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the
-    engine found the MTP head when it started.
+    engine found the drafter when it started.
     """
 
     has_mtp: bool
@@ -40,7 +40,7 @@ class SpeculationState(msgspec.Struct):
 
 
 class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
-    """max_draft_tokens: of every round from now on, 0 to the server's depth, also where the MTP head failed
+    """max_draft_tokens: of every round from now on, 0 to the server's depth, also where the drafter failed
     its check; null lifts the limit."""
 
     max_draft_tokens: int | None

@@ -185,7 +185,7 @@ class EngineCollector(Collector):
 
 
 class _DraftCheck(Collector):
-    """The result of the engine's check of its MTP head."""
+    """The result of the engine's check of its drafter."""
 
     def __init__(self, read: Callable[[], DraftCheckState]) -> None:
         self._read = read
@@ -193,7 +193,7 @@ class _DraftCheck(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _one_of(
             "headway_spec_decode_check_state",
-            "1 for what the engine found of the MTP head when it started, 0 for the others; failed turns speculation off.",
+            "1 for what the engine found of the drafter when it started, 0 for the others; failed turns speculation off.",
             get_args(DraftCheckState),
             self._read(),
         )

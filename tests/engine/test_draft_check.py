@@ -9,8 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import torch
 from headway_testing.broken_heads import FAULTS, broken
 from headway_testing.checkpoints import constructed_mimo
+from headway_testing.eagle import EagleOracle, constructed_eagle
+from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import constructed_hybrid
 from headway_testing.local import LocalEngine
 from headway_testing.scripted_policy import ScriptedPolicy
@@ -101,6 +104,23 @@ def test_a_broken_head_is_found_whatever_ngrams_join_it(tmp_path: Path) -> None:
     alone, joined = (unhurried(engine_of(head, drafter=name)) for name in ("mtp", "mtp,ngram"))
     assert alone.state == joined.state == "failed"
     assert alone.acceptance == joined.acceptance
+
+
+def test_a_head_or_draft_model_in_a_folder_is_checked_too(tmp_path: Path) -> None:
+    """Right ones pass. One that is never right fails, whatever its vocabulary lacks."""
+    model, right = constructed_eagle(tmp_path / "right", "speculators")
+    sizes = {"vocab_size": 128, "hidden_size": 128, "num_attention_heads": 8}
+    target = tiny_model("LlamaForCausalLM", seed=3, **sizes)
+    wrong = EagleOracle(target, dtype=torch.float32, draft_vocab=100, seed=3, **sizes)
+    strange = save(target, "LlamaForCausalLM", tmp_path / "strange")
+    for folder, state in (
+        (right, "passed"), (wrong.save(tmp_path / "wrong", "original"), "failed"), (model, "passed"), (strange, "failed"),
+    ):  # fmt: skip
+        engine = engine_of(model, drafter_path=str(folder))
+        assert wants_check(engine.info)
+        check = unhurried(engine)
+        assert check.state == state, (folder, check)
+        assert ("made for another model" in check.reason) == (state == "failed")
 
 
 def test_the_right_head_of_the_embedded_model_passes() -> None:

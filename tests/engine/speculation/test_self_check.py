@@ -39,7 +39,7 @@ def test_a_model_that_is_never_sure_is_judged_by_chance_alone() -> None:
     assert judged(share=0.2, num_rounds=200, probability=0.3).state == "passed"
     failed = judged(share=0.02, num_rounds=200, probability=0.3, vocabulary=20)
     assert failed.state == "failed"
-    assert "a head that knows nothing of the text has up to" in failed.reason
+    assert "a drafter that knows nothing of the text has up to" in failed.reason
     assert "the halves of its projection are swapped" in failed.reason
 
 

@@ -518,7 +518,7 @@ def test_a_completion_that_nobody_reads_ends_quietly() -> None:
         ({"drafter": "ngram", "has_draft_head": False}, "3 drafts a round, by n-gram lookup"),
         ({"drafter": "mtp,ngram"}, "3 drafts a round, by the model's MTP head and n-gram lookup"),
         ({"depth": 0}, "speculation is off"),
-        ({"draft_check": DraftCheck(state="failed")}, "0: speculation is off, the MTP head failed its check"),
+        ({"draft_check": DraftCheck(state="failed")}, "0: speculation is off, the drafter failed its check"),
         ({"depth": 0, "has_draft_head": False}, "no MTP head"),
     ],
     ids=["on", "auto", "ngram", "joined", "off", "failed", "no-head"],

@@ -320,8 +320,8 @@ class TestSpeculation:
             assert told["check"]["reason"] == "1% were accepted"
             ready = await client.get("/ready")
             assert (ready.status_code, ready.json()["is_ready"]) == (200, True)
-            off = ["the MTP head failed its check, speculation is off: 1% were accepted"]
-            on = ["the MTP head failed its check, it drafts because a limit was set: 1% were accepted"]
+            off = ["the drafter failed its check, speculation is off: 1% were accepted"]
+            on = ["the drafter failed its check, it drafts because a limit was set: 1% were accepted"]
             assert ready.json()["warnings"] == off
             for limit, depth, warnings in ((2, 2, on), (None, 0, off)):
                 body = {"max_draft_tokens": limit}
