@@ -11,6 +11,7 @@ import time
 import msgspec
 
 from headway.engine.build import Engine
+from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
@@ -67,6 +68,27 @@ def wants_check(info: EngineInfo) -> bool:
     )
 
 
+def settle_taps(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> None:
+    """Finds out what an EAGLE-3 head means by the ids of its taps, of which engines have two conventions: by
+    the same texts, once with each, each in limit_seconds. The one that is right more often is taken, the
+    first where they are equal. Before steps are captured: see `check_drafts`."""
+    head, info = engine.draft, engine.info
+    if not isinstance(head, Eagle3Head) or head.other_taps is None or not wants_check(info):
+        return
+    shares: dict[tuple[int, ...], float] = {}
+    for taps in (head.taps, head.other_taps):
+        head.taps = taps
+        evidence = Evidence(info.depth, knows_sure=False)
+        _write_texts(engine, evidence, limit_seconds=limit_seconds, seed=seed)
+        shares[taps] = evidence.share_right
+    head.taps, other = sorted(shares, key=lambda taps: -shares[taps])
+    logger.info(
+        "the drafter reads the stream as it enters layers %s: %.0f %% of its first drafts are right, %.0f %% by layers %s "
+        "(--drafter-taps sets them)",
+        ",".join(map(str, head.taps)), 100 * shares[head.taps], 100 * shares[other], ",".join(map(str, other)),
+    )  # fmt: skip
+
+
 def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
     """Returns whether the drafter drafts what the model says, from texts that the model writes by itself
     after one random token. N-grams that join it are left out.
@@ -75,9 +97,16 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
     captured: see `check_logits`.
     """
     began = time.monotonic()
-    info, scheduler = engine.info, _own_scheduler(engine.info)
-    knows_sure = DRAFTER_TRAITS[info.drafter].reads_head
-    evidence, draw = Evidence(info.depth, knows_sure=knows_sure), random.Random(seed)
+    knows_sure = DRAFTER_TRAITS[engine.info.drafter].reads_head
+    evidence = Evidence(engine.info.depth, knows_sure=knows_sure)
+    _write_texts(engine, evidence, limit_seconds=limit_seconds, seed=seed)
+    return evidence.verdict(time.monotonic() - began)
+
+
+def _write_texts(engine: Engine, evidence: Evidence, *, limit_seconds: float, seed: int) -> None:
+    """Collects the rounds of some texts, which the seed fixes, until no more are wanted."""
+    began = time.monotonic()
+    info, scheduler, draw = engine.info, _own_scheduler(engine.info), random.Random(seed)
     last: dict[int, int] = {}
     for i in range(NUM_TEXTS):
         sampling = SamplingParams(temperature=float(i % 2), seed=seed * NUM_TEXTS + i, num_logprobs=0)
@@ -96,7 +125,6 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
                 _observe(evidence, event, last)
             step_seconds = time.monotonic() - since
     _clear(engine, scheduler)
-    return evidence.verdict(time.monotonic() - began)
 
 
 def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> EngineInfo:

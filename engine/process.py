@@ -19,7 +19,7 @@ from contextlib import ExitStack, closing
 from headway.engine.build import Engine, assemble, measured_policy
 from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import EngineLoop
-from headway.engine.probe import act_on_check, check_drafts, check_logits, wants_check
+from headway.engine.probe import act_on_check, check_drafts, check_logits, settle_taps, wants_check
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.logs import configure_logging, log_seconds
 from headway.engine.protocol.messages import (
@@ -90,6 +90,7 @@ def _serve(first: Configure, mailbox: Mailbox, parent: int) -> None:
 def _run(engine: Engine, first: Configure, mailbox: Mailbox, parent: int) -> None:
     """Serves with an engine that is put together. Raises RankError where another rank ends."""
     config, depths = first.config, range(engine.info.depth + 1)
+    settle_taps(engine)
     with log_seconds("capturing steps"):
         engine.runner.capture(depths, progress=lambda done: mailbox.send(Heartbeat("capture", done)))
     if engine.info.depth:

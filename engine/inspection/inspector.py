@@ -167,7 +167,9 @@ def _served_model(
     if config.drafter_path is not None and make_draft is not None:
         if config.load_format != "dummy":
             with problems.noted():
-                make_draft = checked_maker(Path(config.drafter_path), stack, outline.target, place)
+                make_draft = checked_maker(
+                    Path(config.drafter_path), stack, outline.target, place, config.drafter_taps
+                )
         meta = Placement(torch.device("meta"), outline.target.dtype)
         outline = outline.with_draft(make_draft(outline.target, meta), make_draft)
     elif has_own_folder:

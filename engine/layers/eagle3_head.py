@@ -88,8 +88,9 @@ class Eagle3Layer:
 class Eagle3Head:
     """A DraftModel whose parameters are in a folder of their own; it may share the target's embedding.
 
-    draft_ids: [draft vocab] int64, the target's id of each token that it drafts. taps: see Eagle3Spec.
-    Mutable: `choose_formats` changes the formats of the weights, once, after loading.
+    draft_ids: [draft vocab] int64, the target's id of each token that it drafts. taps, other_taps: see
+    Eagle3Spec. Mutable: `choose_formats` changes the formats of the weights, once, after loading, and
+    `probe.settle_taps` the taps, before steps are captured.
     """
 
     num_layers = 1  # that predict one token each
@@ -99,7 +100,7 @@ class Eagle3Head:
         hidden, num_taps, tapped = decoder.hidden_size, len(spec.taps), spec.target_hidden_size
         self._spec, self._group = spec, place.group
         self.hidden_size, self.vocab_size, self.dtype = hidden, decoder.vocab_size, place.dtype
-        self.taps = spec.taps
+        self.taps, self.other_taps = spec.taps, spec.other_taps
         self._own_embedding = place.empty(decoder.vocab_size, hidden) if spec.has_embedding else None
         self._embedding = target.embedding if self._own_embedding is None else self._own_embedding
         norm_sizes = {"plain": [], "whole_norm": [num_taps * tapped], "part_norms": [tapped] * num_taps}

@@ -37,14 +37,15 @@ def load_drafter(
     *,
     is_dummy: bool = False,
     cpu_weights: CpuWeights = "full",
+    taps: tuple[int, ...] | None = None,
 ) -> ModelPair:
     """Returns the target with the drafter in the folder. Raises ModelError. progress: called with the
     fraction that is loaded, after each tensor. is_dummy: the weights are drawn at random. cpu_weights: see
-    EngineConfig."""
+    EngineConfig. taps: see `read_drafter`."""
     target = models.target
-    spec = read_drafter(folder, target.spec)
+    spec = read_drafter(folder, target.spec, taps)
     if isinstance(spec, Eagle3Spec):
-        return (draw_eagle3 if is_dummy else load_eagle3)(folder, models, progress, cpu_weights)
+        return (draw_eagle3 if is_dummy else load_eagle3)(folder, spec, models, progress, cpu_weights)
     make_model = make_dummy_model if is_dummy else load_model
     loaded = make_model(
         folder,
@@ -59,12 +60,18 @@ def load_drafter(
     return models.with_draft(DraftLM(loaded), maker_of(loaded.spec))
 
 
-def checked_maker(folder: Path, stack: ExitStack, target: CausalLM, device: torch.device) -> MakeDraft:
+def checked_maker(
+    folder: Path,
+    stack: ExitStack,
+    target: CausalLM,
+    device: torch.device,
+    taps: tuple[int, ...] | None = None,
+) -> MakeDraft:
     """Returns what makes the layers of the drafter, of which every tensor is stored in its shape. stack:
-    closes the files. device: expands quantised weights. Raises ModelError."""
-    spec = read_drafter(folder, target.spec)
+    closes the files. device: expands quantised weights. taps: see `read_drafter`. Raises ModelError."""
+    spec = read_drafter(folder, target.spec, taps)
     if isinstance(spec, Eagle3Spec):
-        return maker_of(open_eagle3(folder, stack, target, device)[1])
+        return maker_of(open_eagle3(folder, spec, stack, target, device)[1])
     found = open_checkpoint(
         folder, stack, device=device, dtype=dtype_name(target.dtype), make_draft=None,
         max_model_len=target.spec.max_position_embeddings,

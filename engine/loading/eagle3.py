@@ -21,7 +21,7 @@ from headway.engine.loading.files import Header, open_tensors
 from headway.engine.loading.headers import Checkpoint, check_stored
 from headway.engine.loading.packs import expanded
 from headway.engine.loading.sharing import shared
-from headway.engine.models.eagle3 import Eagle3Spec, read_eagle3_spec
+from headway.engine.models.eagle3 import Eagle3Spec
 from headway.engine.models.family import LAYER_NAMES, WeightNames
 from headway.engine.protocol.config import CpuWeights
 from headway.engine.protocol.errors import ModelError
@@ -37,13 +37,17 @@ MakeHead = Callable[[CausalLM, Placement], Eagle3Head]
 
 
 def load_eagle3(
-    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+    folder: Path,
+    spec: Eagle3Spec,
+    models: ModelPair,
+    progress: Callable[[float], None],
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
-    """Returns the target with the head in the folder. Raises ModelError. progress: called with the fraction
-    that is loaded, after each tensor."""
+    """Returns the target with the head in the folder, which the spec describes. Raises ModelError. progress:
+    called with the fraction that is loaded, after each tensor."""
     target = models.target
     with ExitStack() as stack:
-        found, spec, draft_ids = open_eagle3(folder, stack, target, target.device)
+        found, spec, draft_ids = open_eagle3(folder, spec, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
         head = _made(folder, make_head, target)
         named = ((path, found.names.of(path)) for path in head.tensors())
@@ -55,12 +59,16 @@ def load_eagle3(
 
 
 def draw_eagle3(
-    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+    folder: Path,
+    spec: Eagle3Spec,
+    models: ModelPair,
+    progress: Callable[[float], None],
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
-    """Returns the target with a head of the shape that the folder's config.json describes, with random
-    weights and the target's first ids as its vocabulary. Raises ModelError."""
+    """Returns the target with a head of the spec, with random weights and the target's first ids as its
+    vocabulary. Raises ModelError."""
     target = models.target
-    make_head = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
+    make_head = partial(Eagle3Head, spec)
     whole = make_head(target, Placement(torch.device("meta"), target.dtype))
     head = _made(folder, make_head, target)
     _fill(head, drawn_headers(whole.tensors(), target.device, unit_offset=False), target, progress)
@@ -69,12 +77,12 @@ def draw_eagle3(
 
 
 def open_eagle3(
-    folder: Path, stack: ExitStack, target: CausalLM, device: torch.device
+    folder: Path, spec: Eagle3Spec, stack: ExitStack, target: CausalLM, device: torch.device
 ) -> tuple[Checkpoint, Eagle3Spec, torch.Tensor]:
-    """Reads config.json, the headers of the weights, and of the weights the ids of the draft tokens alone,
-    [draft vocab] int64. stack: closes the files. device: expands quantised weights. Raises ModelError for
-    what is missing, unexpected, or of another shape or dtype, and for ids that no draft token can have."""
-    spec = read_eagle3_spec(folder, target.spec)
+    """Reads the headers of the weights, and of the weights the ids of the draft tokens alone, [draft vocab]
+    int64. Returns the spec with what the weights tell. spec: of the folder's config.json. stack: closes the
+    files. device: expands quantised weights. Raises ModelError for what is missing, unexpected, or of another
+    shape or dtype, and for ids that no draft token can have."""
     stored = files = open_tensors(folder, stack)
     if spec.decoder.quantization is not None:
         stored = expanded(files, spec.decoder.quantization, device, lambda name: False)

@@ -23,11 +23,16 @@ def drafter_in(folder: Path) -> DrafterName:
     return "draft_model" if is_served and "speculators_model_type" not in content else "eagle3"
 
 
-def read_drafter(folder: Path, target: ModelSpec) -> Eagle3Spec | ModelSpec:
+def read_drafter(
+    folder: Path, target: ModelSpec, taps: tuple[int, ...] | None = None
+) -> Eagle3Spec | ModelSpec:
     """Reads config.json. Returns the spec of a head, or that of a draft model with the target's positions.
-    Raises ModelError for what is wrong, for what is not computed, and for what does not fit the target."""
+    taps: of a head, instead of those that it says. Raises ModelError for what is wrong, for what is not
+    computed, and for what does not fit the target."""
     if drafter_in(folder) == "eagle3":
-        return read_eagle3_spec(folder, target)
+        return read_eagle3_spec(folder, target, taps)
+    if taps is not None:
+        raise ModelError(f"--drafter-taps is for EAGLE-3 heads, {folder} has a draft model; leave it out")
     spec = read_model_spec(folder)
     if spec.vocab_size != target.vocab_size:
         raise ModelError(

@@ -32,25 +32,27 @@ class Eagle3Spec:
     layers of a decoder, the first of which also reads the embedding of the next token.
 
     decoder: of its layers, with the target's vocabulary; its positions are not used. taps: the target's
-    layers at whose entrance the stream is read, ascending. fusion: what is normed before the projection:
-    nothing, all taps as one vector, or each by itself. norms_residual: the first layer adds to the norm of
-    what it reads instead of to that itself. carries: what the next draft reads, the layers' sum before or
-    after the final norm. has_embedding: the embedding is its own, not the target's.
+    layers at whose entrance the stream is read, ascending. other_taps: what the same ids mean to engines of
+    the other convention; None: that is known, or does not fit the target. fusion: what is normed before the
+    projection: nothing, all taps as one vector, or each by itself. norms_residual: the first layer adds to
+    the norm of what it reads instead of to that itself. carries: what the next draft reads, the layers' sum
+    before or after the final norm. has_embedding: the embedding is its own, not the target's.
     """
 
     decoder: ModelSpec
     draft_vocab_size: int
     target_hidden_size: int
     taps: tuple[int, ...]
+    other_taps: tuple[int, ...] | None = None
     fusion: Fusion = "plain"
     norms_residual: bool = False
     carries: Literal["pre_norm", "post_norm"] = "pre_norm"
     has_embedding: bool = False
 
 
-def read_eagle3_spec(folder: Path, target: ModelSpec) -> Eagle3Spec:
-    """Reads `config.json` of a drafter's folder. Raises ModelError for what is wrong, for what is not
-    computed, and for a head that does not fit the target."""
+def read_eagle3_spec(folder: Path, target: ModelSpec, taps: tuple[int, ...] | None = None) -> Eagle3Spec:
+    """Reads `config.json` of a drafter's folder. taps: instead of those that it says. Raises ModelError for
+    what is wrong, for what is not computed, and for a head that does not fit the target."""
     file = folder / "config.json"
     content = read_json_object(file)
     if content is None:
@@ -61,11 +63,13 @@ def read_eagle3_spec(folder: Path, target: ModelSpec) -> Eagle3Spec:
     keys = _Keys(content, file)
     decoder = _decoder(keys)
     own_hidden, hidden = decoder.hidden_size, target.hidden_size
+    read, other = keys.taps(len(target.layers)) if taps is None else (_given(taps, len(target.layers)), None)
     spec = Eagle3Spec(
         decoder=decoder,
         draft_vocab_size=keys.count("draft_vocab_size", decoder.vocab_size),
         target_hidden_size=keys.count("target_hidden_size", own_hidden),
-        taps=keys.taps(len(target.layers)),
+        taps=read,
+        other_taps=other,
         fusion=keys.fusion(),
         norms_residual=keys.norms_residual(),
         carries="post_norm" if keys.flag("norm_output") else "pre_norm",
@@ -126,26 +130,36 @@ class _Keys:
             raise self.error(f"{key} is {found!r}; it must be a positive integer")
         return found
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
-        """Returns the layers at whose entrance the stream is read. speculators and vLLM count these;
-        SGLang's `eagle_config` counts the layers that the stream leaves, each one less."""
+    def taps(self, num_layers: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Returns the layers at whose entrance the stream is read, and those that the ids may mean instead.
+
+        speculators and vLLM count the layers that the stream enters; SGLang's `eagle_config` those that it
+        leaves, each one less. Heads are published with either in either place: what its place says comes
+        first, if it fits the model.
+        """
         inner, outer = self._inner.get(TAP_KEY), self.content.get(TAP_KEY)
-        found, step = (inner, 1) if inner else (outer, 0)
+        found, steps = (inner, (1, 0)) if inner else (outer, (0, 1))
         if not found:
             taps = (2, num_layers // 2, num_layers - 3)
             said = f"{TAP_KEY} is not given, which means {list(taps)} for {num_layers} layers"
-        elif isinstance(found, list) and all(type(index) is int for index in found):
-            taps = tuple(index + step for index in found)
-            said = f"{TAP_KEY} is {found}"
-        else:
+            return self._fitting([taps], num_layers, said, 1)[0], None
+        if not isinstance(found, list) or not all(type(index) is int for index in found):
             raise self.error(f"{TAP_KEY} is {found!r}; it must be a list of layers")
-        is_ascending = list(taps) == sorted(set(taps))
-        if not is_ascending or not all(1 <= tap < num_layers for tap in taps):
+        meant = [tuple(index + step for index in found) for step in steps]
+        first, *others = self._fitting(meant, num_layers, f"{TAP_KEY} is {found}", 1 - steps[0])
+        return first, others[0] if others else None
+
+    def _fitting(
+        self, meant: list[tuple[int, ...]], num_layers: int, said: str, least: int
+    ) -> list[tuple[int, ...]]:
+        """Returns the taps that the model has, at least one. least: of the numbers of the first."""
+        fitting = [taps for taps in meant if _has_taps(taps, num_layers)]
+        if not fitting:
             raise self.error(
-                f"{said}; the model has {num_layers} layers, so that it must be ascending numbers from {1 - step} "
-                f"to {num_layers - 1 - step}; give a drafter that was trained for this model"
+                f"{said}; the model has {num_layers} layers, so that it must be ascending numbers from {least} "
+                f"to {num_layers - 2 + least}; give a drafter that was trained for this model"
             )
-        return taps
+        return fitting
 
     def fusion(self) -> Fusion:
         of_whole, of_parts = self.flag("norm_before_fc"), self.flag("fc_norm")
@@ -161,6 +175,20 @@ class _Keys:
                 "norm_before_residual is missing; give it as the head was trained, true or false"
             )
         return self.flag("norm_before_residual")
+
+
+def _has_taps(taps: tuple[int, ...], num_layers: int) -> bool:
+    return list(taps) == sorted(set(taps)) and all(1 <= tap < num_layers for tap in taps)
+
+
+def _given(taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """Returns taps that a start sets. Raises ModelError for layers that the model lacks."""
+    if not _has_taps(taps, num_layers):
+        shown = ",".join(map(str, taps))
+        raise ModelError(
+            f"--drafter-taps is {shown}; the model has {num_layers} layers, so that it must be ascending numbers from 1 to {num_layers - 1}"
+        )
+    return taps
 
 
 def _decoder(keys: _Keys) -> ModelSpec:

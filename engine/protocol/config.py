@@ -50,7 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     of each HTTP request; None: no limit but max_running. max_waiting: HTTP requests that may wait.
     load_format: "dummy" draws the weights at random instead of reading them, for measurements. drafter:
     what makes drafts; auto is the draft head where the model has one, else nothing. drafter_path: the
-    folder of a drafter, which drafts instead; drafter is then auto, or what the folder holds.
+    folder of a drafter, which drafts instead; drafter is then auto, or what the folder holds. drafter_taps:
+    the target's layers that an EAGLE-3 head reads as the stream enters them; None: as its config.json says.
     require_speculation: refuses to start where nothing drafts, or where the head fails its check.
     synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there,
     for measurements. relaxed_thinking: LOSSY: while a request reasons, drafts are taken, too, if fewer
@@ -77,6 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chooses_depth: bool = False
     drafter: DrafterName = "auto"
     drafter_path: str | None = None
+    drafter_taps: tuple[int, ...] | None = None
     require_speculation: bool = False
     draft_lm_head: DraftLmHead = "auto"
     draft_layers: DraftLayers = "auto"

@@ -50,7 +50,9 @@ class Drafter(Protocol):
     """
 
     traits: DrafterTraits
-    taps: tuple[int, ...]
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding.

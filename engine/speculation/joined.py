@@ -43,9 +43,14 @@ class JoinedDrafter:
         rows: RowTensors,  # all of the table
         name: DrafterName,
     ) -> None:
-        self.traits, self.taps = DRAFTER_TRAITS[name], other.taps
+        self.traits = DRAFTER_TRAITS[name]
         self._other, self._ngrams, self._rows = other, ngrams, rows
         self._proposed, self._num_right = pool.drafter[PROPOSED], pool.drafter[NUM_RIGHT]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Returns those of the other drafter."""
+        return self._other.taps
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Returns [rows, depth] int64: of each row the drafts of one of the two, the other drafter's where

@@ -50,7 +50,9 @@ class DraftHead(Protocol):
     hidden_size: int
     vocab_size: int  # the target's
     dtype: torch.dtype
-    taps: tuple[int, ...]
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
 
     @property
     def num_layers(self) -> int: ...
@@ -112,7 +114,7 @@ class MtpDrafter:
         max_depth: int,
         traits: DrafterTraits = DRAFTER_TRAITS["mtp"],
     ) -> None:
-        self.traits, self.taps = traits, head.taps
+        self.traits = traits
         assert pool.block_size >= head.num_layers, "slots at the end of a block have no pair in some layer"
         self._head = head
         self._pool = pool
@@ -123,6 +125,11 @@ class MtpDrafter:
         # By layer but the last; empty for one layer.
         self._block_carries = pool.drafter[BLOCK_CARRIES].unbind(1) if BLOCK_CARRIES in pool.drafter else ()
         self._carries = pool.drafter[CARRIES].unbind(1) if CARRIES in pool.drafter else ()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Returns those of the head."""
+        return self._head.taps
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots

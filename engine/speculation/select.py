@@ -78,7 +78,7 @@ def draft_maker_of(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
     Raises ModelError for a drafter's folder that does not fit the model."""
     if without_ngrams(config.drafter) in ("eagle3", "draft_model"):
         assert config.drafter_path is not None, "the drafter has a folder"
-        return maker_of(read_drafter(Path(config.drafter_path), spec))
+        return maker_of(read_drafter(Path(config.drafter_path), spec, config.drafter_taps))
     return DRAFTERS[config.drafter].make_model
 
 

@@ -62,7 +62,7 @@ class Evidence:
         self._greedy_tokens: Counter[int] = Counter()
         self._num_greedy = self._num_greedy_accepted = 0
         self._num_sure = self._num_sure_accepted = 0
-        self._num_drafts = 0
+        self._num_drafts = self._num_right = 0
 
     def observe(
         self,
@@ -85,6 +85,7 @@ class Evidence:
             return
         self._seen.add(pair)
         is_right = num_accepted > 0
+        self._num_right += is_right
         if is_greedy:
             self._greedy_tokens[token] += 1
             self._num_greedy += 1
@@ -92,6 +93,11 @@ class Evidence:
         if probability >= SURE_PROBABILITY:
             self._num_sure += 1
             self._num_sure_accepted += is_right
+
+    @property
+    def share_right(self) -> float:
+        """Returns the share of first drafts that were accepted, in sampled texts, too; 0: there are none."""
+        return self._num_right / max(len(self._seen), 1)
 
     @property
     def wants_more(self) -> bool:

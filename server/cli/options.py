@@ -145,6 +145,13 @@ def parse_relaxed(text: str) -> tuple[int, float]:
         raise ValueError("a number of tokens and a probability with a comma between, such as 5,0.3") from None
 
 
+def parse_layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("numbers of layers with commas between, such as 2,16,29") from None
+
+
 def one_of(*values: str, removed: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """removed: values that earlier versions accepted, and what to use instead of each."""
 
@@ -283,6 +290,8 @@ SPECULATION = [
            "followed the last tokens where they stood before in the prompt or the output; for every model), none, auto (mtp where the "
            "model has a head, else none), or the folder or ORG/NAME of an EAGLE-3 head for the model, or of a smaller model with its vocabulary; "
            "with ,ngram behind it each request gets the drafts of n-grams where these were right more often", "NAME"),
+    Option("drafter-taps", parse_layers, None, "the model's layers that an EAGLE-3 head reads as the stream enters them, such as 2,16,29 "
+           "(default: as its config.json says, by the convention that is right more often at the start)", "LAYERS", is_for_few=True),
     Option("require-speculation", parse_switch, False, "refuse to start where nothing drafts, or where the drafter fails the check of the "
            "start; without it such a model is served with speculation off"),
     Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "

@@ -3,7 +3,9 @@ of it stays."""
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import torch
 from headway_testing.broken_heads import FAULTS, broken
 from headway_testing.checkpoints import constructed_mimo
-from headway_testing.eagle import EagleOracle, constructed_eagle
+from headway_testing.eagle import EagleOracle, Layout, constructed_eagle
 from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import constructed_hybrid
 from headway_testing.local import LocalEngine
@@ -22,7 +24,8 @@ from headway.engine.build import Engine, assemble
 from headway.engine.execution.graphs import GraphCache
 from headway.engine.execution.step import StepOutcome
 from headway.engine.execution.step_key import StepGrid, StepKey
-from headway.engine.probe import act_on_check, check_drafts, wants_check
+from headway.engine.layers.eagle3_head import Eagle3Head
+from headway.engine.probe import act_on_check, check_drafts, settle_taps, wants_check
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.draft_check import DraftCheck
 from headway.engine.protocol.errors import ConfigError
@@ -121,6 +124,50 @@ def test_a_head_or_draft_model_in_a_folder_is_checked_too(tmp_path: Path) -> Non
         check = unhurried(engine)
         assert check.state == state, (folder, check)
         assert ("made for another model" in check.reason) == (state == "failed")
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_other"),
+    [
+        ("original", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("original", False), ("speculators", False), ("speculators", True))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_ids_of_taps_settle_by_what_is_right(
+    layout: Layout, is_other: bool, seed: int, tmp_path: Path
+) -> None:
+    """By the wrong layers a head is wrong about a share of the tokens, 0.2 at least."""
+    draw = random.Random(seed)
+    taps = tuple(sorted(draw.sample(range(2, 7), 3)))
+    model, drafter = constructed_eagle(
+        tmp_path, layout, taps=taps, moved=(0.2, 0.3, 0.5, 0.8, 1.0)[seed], seed=seed, num_hidden_layers=8
+    )
+    file = drafter / "config.json"
+    content = json.loads(file.read_text())
+    if is_other:
+        place = content["eagle_config"] if layout == "original" else content
+        step = 1 if layout == "original" else -1
+        place["eagle_aux_hidden_state_layer_ids"] = [
+            index + step for index in place["eagle_aux_hidden_state_layer_ids"]
+        ]
+        file.write_text(json.dumps(content))
+    engine = engine_of(model, drafter_path=str(drafter))
+    head = engine.draft
+    assert isinstance(head, Eagle3Head)
+    assert (head.taps == taps) != is_other
+    settle_taps(engine, limit_seconds=math.inf)
+    assert head.taps == engine.runner.launcher.context.drafter.taps == taps
+    check = unhurried(engine)
+    assert (check.state, check.acceptance[0]) == ("passed", 1.0)
+
+
+def test_taps_that_are_set_are_not_tried(tmp_path: Path) -> None:
+    model, drafter = constructed_eagle(tmp_path, "original", taps=(2, 3), moved=1.0, num_hidden_layers=5)
+    engine = engine_of(model, drafter_path=str(drafter), drafter_taps=(1, 2))
+    assert isinstance(engine.draft, Eagle3Head)
+    settle_taps(engine, limit_seconds=math.inf)
+    assert engine.draft.taps == (1, 2)
 
 
 def test_the_right_head_of_the_embedded_model_passes() -> None:

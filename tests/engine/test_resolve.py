@@ -28,7 +28,7 @@ DEVICES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("measures", DEVICES, ids=str)
 def test_nothing_is_left_to_be_decided(measures: dict[str, Any]) -> None:
     """None means of mixed_above_tokens that no round shares its pass, of max_extra_rows that none is refused,
-    of threads that they are torch's, of drafter_path that the drafter has no folder."""
+    of threads that they are torch's, of drafter_path and drafter_taps that the drafter has no folder."""
     resolved = resolve(EngineConfig(model_path=""), outline(**measures))
     values = msgspec.structs.asdict(resolved.config)
     assert "auto" not in values.values()
@@ -38,6 +38,7 @@ def test_nothing_is_left_to_be_decided(measures: dict[str, Any]) -> None:
     chosen = {"mixed_above_tokens"} if is_cpu else {"threads", "max_extra_rows"}
     chosen |= {
         "drafter_path",
+        "drafter_taps",
         "kv_cache_memory_bytes",
         "prefill_chunk",
         "relaxed_thinking",

@@ -86,7 +86,11 @@ def test_both_layouts_are_read(tmp_path: Path, target: ModelSpec) -> None:
         ({"fc_norm": True, "eagle_config": None}, {"fusion": "part_norms"}),
         ({"norm_before_residual": True}, {"norms_residual": True}),
         ({"eagle_aux_hidden_state_layer_ids": [1, 15, 28, 31]}, {"taps": (1, 15, 28, 31)}),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, {"taps": (2, 16, 29)}),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, {"taps": (1, 15, 28), "other_taps": (2, 16, 29)}),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 15, 28]}, {"taps": (1, 16, 29)}),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, {"taps": (2, 16, 29), "other_taps": (1, 15, 28)}),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 15, 28]}}, {"taps": (1, 16, 29)}),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 31]}}, {"taps": (1, 15, 31)}),
         ({"draft_vocab_size": None}, {"draft_vocab_size": 128256}),
         ({"hidden_size": 2048, "target_hidden_size": 4096}, {"has_embedding": True, "target_hidden_size": 4096}),
     ],
@@ -112,8 +116,8 @@ def test_options_are_read_as_their_writers_mean_them(
             r"layer_ids is \[2, 18, 33\]; the model has 32 layers, so that it must be ascending numbers from 1 to 31",
         ),
         (
-            ORIGINAL, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 31]}},
-            r"\[1, 15, 31\]; the model has 32 layers, so that it must be ascending numbers from 0 to 30",
+            ORIGINAL, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 32]}},
+            r"\[1, 15, 32\]; the model has 32 layers, so that it must be ascending numbers from 0 to 30",
         ),
         (ORIGINAL, {"eagle_aux_hidden_state_layer_ids": [16, 2, 29]}, r"\[16, 2, 29\].* ascending"),
         (ORIGINAL, {"eagle_aux_hidden_state_layer_ids": "last"}, "'last'; it must be a list of layers"),
@@ -143,6 +147,16 @@ def test_a_folder_that_is_no_drafters_is_named(tmp_path: Path, target: ModelSpec
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"empty has no config\.json"):
         read_eagle3_spec(tmp_path / "empty", target)
+
+
+def test_taps_that_a_start_sets_go_before_those_of_the_file(tmp_path: Path, target: ModelSpec) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(ORIGINAL | {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]})
+    )
+    spec = read_eagle3_spec(tmp_path, target, (3, 30))
+    assert (spec.taps, spec.other_taps) == ((3, 30), None)
+    with pytest.raises(ModelError, match=r"--drafter-taps is 3,32; the model has 32 layers, .* from 1 to 31"):
+        read_eagle3_spec(tmp_path, target, (3, 32))
 
 
 def test_default_layers_of_a_shallow_model_are_refused(tmp_path: Path, target: ModelSpec) -> None:

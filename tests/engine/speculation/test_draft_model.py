@@ -152,6 +152,12 @@ def test_a_draft_model_that_does_not_fit_is_refused(
         assemble(config_of(model, draft), progress=lambda _: None)
 
 
+def test_taps_are_for_heads(tmp_path: Path) -> None:
+    model = folder_of("LlamaForCausalLM", tmp_path / "model")
+    with pytest.raises(ModelError, match="--drafter-taps is for EAGLE-3 heads"):
+        assemble(config_of(model, model, drafter_taps=(1, 2)), progress=lambda _: None)
+
+
 def test_a_drafters_folder_without_a_known_kind_names_what_is_served(tmp_path: Path) -> None:
     model = folder_of("LlamaForCausalLM", tmp_path / "model")
     (tmp_path / "draft").mkdir()

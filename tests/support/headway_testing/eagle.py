@@ -191,19 +191,31 @@ def widen_norms(module: nn.Module) -> None:
             part.forward = types.MethodType(forward, part)
 
 
-def constructed_eagle(folder: Path, layout: Layout) -> tuple[Path, Path]:
+def constructed_eagle(
+    folder: Path,
+    layout: Layout,
+    *,
+    taps: tuple[int, ...] = (1, 2),
+    moved: float = 0.0,
+    seed: int = 0,
+    **changes: object,
+) -> tuple[Path, Path]:
     """Returns (a Llama's folder, that of an EAGLE-3 head whose every draft of greedy texts is right).
 
     The text walks a cycle through 100 of 128 tokens, t -> P[t], the head's vocabulary; all other tokens lead
-    there. Token t is the unit vector t, and no layer of the target adds anything. The head reads the vector
-    of t_{i-1} off the last tap, and its feed-forward turns the vector of t into that of P[t], from which its
-    lm_head tells P[P[t]]: so each draft goes on where the one before it ended.
+    there. Token t is the unit vector t, and the feed-forward of each layer of the target turns the vectors of
+    a share `moved` of the tokens into each other's. The head reads the vector of t_{i-1} off the last tap,
+    and its feed-forward turns the vector of t into that of P[t], from which its lm_head tells P[P[t]]: so
+    each draft goes on where the one before it ended. By another tap it is wrong about the share.
     """
     size, num_drafted = 128, 100
     sizes = {"vocab_size": size, "hidden_size": size, "num_attention_heads": 8}
-    target = tiny_model("LlamaForCausalLM", **sizes)
-    head = EagleOracle(target, dtype=torch.float32, draft_vocab=num_drafted, intermediate_size=size, **sizes)
-    order = head.ids[torch.randperm(num_drafted, generator=torch.Generator().manual_seed(0))]
+    target = tiny_model("LlamaForCausalLM", **{**sizes, "intermediate_size": size, **changes})
+    head = EagleOracle(
+        target, dtype=torch.float32, taps=taps, draft_vocab=num_drafted, intermediate_size=size, **sizes
+    )
+    generator = torch.Generator().manual_seed(seed)
+    order = head.ids[torch.randperm(num_drafted, generator=generator)]
     successors = order[torch.arange(size) % num_drafted].index_copy_(0, order, order.roll(-1))
     unit = torch.eye(size)
     with torch.no_grad():
@@ -214,14 +226,27 @@ def constructed_eagle(folder: Path, layout: Layout) -> tuple[Path, Path]:
                 elif name.endswith(("o_proj.weight", "down_proj.weight")):
                     parameter.zero_()
         target.model.embed_tokens.weight.copy_(unit)
-        # Row P[t] has the vector of t.
-        target.lm_head.weight.copy_(unit[successors].T)
-        mlp = head.layers[0].mlp
-        head.fc.weight.copy_(torch.cat([torch.zeros(size, size), unit], dim=1))
-        mlp.gate_proj.weight.copy_(unit)
-        mlp.up_proj.weight.copy_(unit)
-        length = torch.tensor(float(size)).sqrt()  # of a normed unit vector's one number
-        mlp.down_proj.weight.copy_((unit[successors].T - unit) / (F.silu(length) * length))
-        head.lm_head.weight.copy_(target.lm_head.weight[head.ids])
+        stands = torch.arange(size)  # the vector that each token has, after the layers so far
+        for index, layer in enumerate(target.model.layers):
+            if index == taps[-1]:
+                others = torch.zeros(size, size * (len(taps) - 1))
+                head.fc.weight.copy_(torch.cat([others, unit[stands]], dim=1))
+            places = torch.randperm(size, generator=generator)[: round(moved * size)]
+            turned = torch.arange(size).index_copy_(0, places, places.roll(1))
+            _turn(layer.mlp, turned)
+            stands = turned[stands]
+        # Row P[t] has the vector that t has in the end.
+        target.lm_head.weight.copy_(unit[successors].T @ unit[stands])
+        _turn(head.layers[0].mlp, successors)
+        head.lm_head.weight.copy_(unit[successors].T[head.ids])
     target.save_pretrained(folder / "model")
     return folder / "model", head.save(folder / "drafter", layout)
+
+
+def _turn(mlp: nn.Module, turned: torch.Tensor) -> None:
+    """Makes a feed-forward after a plain norm turn unit vector t into unit vector turned[t], [size] int64."""
+    size = len(turned)
+    unit, length = torch.eye(size), torch.tensor(float(size)).sqrt()  # of a normed unit vector's one number
+    mlp.gate_proj.weight.copy_(unit)
+    mlp.up_proj.weight.copy_(unit)
+    mlp.down_proj.weight.copy_((unit[turned].T - unit) / (F.silu(length) * length))
