@@ -17,7 +17,7 @@ from headway.engine.execution.runner import Runner
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.group import Group
 from headway.engine.layers.linear import Kind
-from headway.engine.layers.model_pair import DraftModel, ModelPair
+from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.loading.drafter import load_drafter
 from headway.engine.models.registry import read_model_spec
@@ -61,14 +61,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Engine:
     """All that the loop needs, and what was found out on the way. ranks: the others that compute the model,
-    which whoever has the engine looks after and closes; None: there are none. draft: the layers of the
-    drafter; None: it has none."""
+    which whoever has the engine looks after and closes; None: there are none."""
 
     scheduler: Scheduler
     runner: Runner
     info: EngineInfo
     ranks: Ranks | None = None
-    draft: DraftModel | None = None
 
 
 def assemble(
@@ -111,7 +109,7 @@ def assemble(
             )
         taken.pop_all()
     info = msgspec.structs.replace(engine_info(resolved), draft_check=check_of_missing_head(config, models))
-    return Engine(build_host(resolved), runner, info, ranks, models.draft)
+    return Engine(build_host(resolved), runner, info, ranks)
 
 
 def load_rank(join: Join, progress: Callable[[float], None]) -> ModelPair:

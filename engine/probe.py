@@ -72,7 +72,7 @@ def settle_taps(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: i
     """Finds out what an EAGLE-3 head means by the ids of its taps, of which engines have two conventions: by
     the same texts, once with each, each in limit_seconds. The one that is right more often is taken, the
     first where they are equal. Before steps are captured: see `check_drafts`."""
-    head, info = engine.draft, engine.info
+    head, info = engine.runner.launcher.context.drafter.model, engine.info
     if not isinstance(head, Eagle3Head) or head.other_taps is None or not wants_check(info):
         return
     shares: dict[tuple[int, ...], float] = {}

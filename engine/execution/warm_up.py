@@ -18,7 +18,7 @@ from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.step import StepOutcome, forward_half
 from headway.engine.execution.step_key import StepKey
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.experts import Experts, compile_experts
+from headway.engine.layers.experts import compile_experts
 from headway.engine.layers.linear import compile_linears
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
@@ -135,8 +135,12 @@ class WarmUp:
             yield self._pass_of(lengths)
         # Those steps have too few numbers of rows for products whose kernel depends on it.
         linears = [linear for layer in model.layers for linear in layer.linears()]
+        experts, drafts = model.experts(), launcher.context.drafter.model
+        if drafts is not None:
+            # Its lm_head reads a row each, in rounds alone.
+            linears += (linear for linear in drafts.linears() if linear.shape != drafts.lm_head_shape)
+            experts += drafts.experts()
         yield lambda: compile_linears(linears, most)
-        experts = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
         yield lambda: compile_experts(experts, most)
         yield lambda: launcher.context.drafter.catch_up(self._table.numbers)
         yield launcher.context.pool.warm_up
@@ -147,9 +151,10 @@ class WarmUp:
 
     def _tried_lengths(self, most: int) -> list[list[int]]:
         """Returns the lengths of the prompts of each pass. most: tokens of a pass."""
-        model = self._launcher.context.model
-        readers = (layer.feed_forward.input for layer in model.layers)
-        gates = {reader.shape for reader in readers if reader is not None}
+        context = self._launcher.context
+        model, drafts = context.model, context.drafter.model
+        linears = (*model.linears(), *(() if drafts is None else drafts.linears()))
+        gates = {linear.shape for linear in linears if linear.is_gate}
         gated = {most_gated_rows(most, gate, model.dtype, self._table.device) for gate in gates}
         passes = [
             self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headway.engine.layers.decoder import DecoderLayer, run_layers
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
@@ -83,6 +84,11 @@ class CausalLM:
     def linears(self) -> tuple[Linear, ...]:
         """Every linear layer once."""
         return *(linear for layer in self.layers for linear in layer.linears()), self.lm_head
+
+    def experts(self) -> tuple[Experts, ...]:
+        """Every mixture of experts once."""
+        found = (layer.feed_forward for layer in self.layers)
+        return tuple(block for block in found if isinstance(block, Experts))
 
     def work(self) -> Work:
         """Returns the products of a token with the weights of the layers, lm_head excluded."""

@@ -6,6 +6,7 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.decoder import run_layers
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm
@@ -76,6 +77,10 @@ class DraftLM:
         own, is_tied = self._model.lm_head, self._model.spec.tied
         given_up = own.nbytes if lm_head == "fp8" and not is_tied else 0
         return draft_format_bytes(own, self.norms_by_linear(), lm_head, layers) - given_up
+
+    def experts(self) -> tuple[Experts, ...]:
+        """Returns every mixture of experts once."""
+        return self._model.experts()
 
     def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:
         """Runs all layers. Returns [tokens, hidden], the last states."""

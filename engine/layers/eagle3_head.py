@@ -13,6 +13,7 @@ import torch
 from headway.engine.layers.attention import Attention
 from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.decoder import DecoderLayer, run_layers
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.mlp import GatedMlp
@@ -134,6 +135,10 @@ class Eagle3Head:
         """Returns every linear layer once."""
         first, others = self.first, (linear for layer in self.others for linear in layer.linears())
         return self.input, *first.attention.linears(), *first.feed_forward.linears(), *others, self.lm_head
+
+    def experts(self) -> tuple[Experts, ...]:
+        """Returns none: the families of its layers have dense ones."""
+        return ()
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer what is kept between steps."""

@@ -12,7 +12,6 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.experts import Experts
 from headway.engine.layers.group import Group
 from headway.engine.layers.linear import Linear
-from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.work import Work
@@ -41,6 +40,10 @@ class DraftModel(Protocol):
 
     def linears(self) -> tuple[Linear, ...]:
         """Returns the linear layers that are not the target's."""
+        ...
+
+    def experts(self) -> tuple[Experts, ...]:
+        """Returns every mixture of experts once."""
         ...
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
@@ -106,12 +109,10 @@ class ModelPair:
             yield from self.draft.linears()
 
     def experts(self) -> Iterable[Experts]:
-        """Yields every mixture of experts of the target and of its MTP head once. Those of a draft model from
-        a folder of its own have their formats before it comes here."""
-        head = self.draft.layers if isinstance(self.draft, MtpHead) else ()
-        for block in (*self.target.layers, *(layer.block for layer in head)):
-            if isinstance(block.feed_forward, Experts):
-                yield block.feed_forward
+        """Yields every mixture of experts of both once."""
+        yield from self.target.experts()
+        if self.draft is not None:
+            yield from self.draft.experts()
 
     @property
     def active_weights(self) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM, TargetStates
 from headway.engine.layers.decoder import DecoderLayer
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.norm import RMSNorm, normed_side_by_side
@@ -110,6 +111,11 @@ class MtpHead:
     def linears(self) -> tuple[Linear, ...]:
         """Returns the linear layers that are not the model's."""
         return tuple(linear for layer in self.layers for linear in layer.linears())
+
+    def experts(self) -> tuple[Experts, ...]:
+        """Returns every mixture of experts once."""
+        found = (layer.block.feed_forward for layer in self.layers)
+        return tuple(block for block in found if isinstance(block, Experts))
 
     def work(self) -> Work:
         """Returns the products of a token with the weights of every layer once."""

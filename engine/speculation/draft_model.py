@@ -29,7 +29,7 @@ class ModelDrafter:
     taps: tuple[int, ...] = ()
 
     def __init__(self, model: DraftLM, pool: StatePool, *, max_depth: int) -> None:
-        self._model, self._pool = model, pool
+        self.model, self._pool = model, pool
         self._width = max_depth + 1  # the most tokens that the first pass of a round consumes
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
@@ -40,19 +40,19 @@ class ModelDrafter:
         drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
         # The pending tokens fill slots L - pending + 1 .. L; the last one gives the first draft.
         window = open_drafts(state, rows.pending_tokens[:, : self._width], rows.pending_counts, 0, size)
-        hidden = self._model.forward(inputs_of(window, rows.granted_block_ids), self._pool)
+        hidden = self.model.forward(inputs_of(window, rows.granted_block_ids), self._pool)
         hidden = hidden.index_select(0, window.last_places)
         for step in range(depth):
             if step > 0:
                 window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
-                hidden = self._model.forward(inputs_of(window, rows.granted_block_ids), self._pool)
-            logits, positions = self._model.logits(hidden)[:, None], window.next_positions
+                hidden = self.model.forward(inputs_of(window, rows.granted_block_ids), self._pool)
+            logits, positions = self.model.logits(hidden)[:, None], window.next_positions
             pick_tokens(logits, rows, positions, drafts[:step].T, out=drafts[step, :, None])
         return drafts.T
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
         """Computes the keys and values of every prompt token."""
-        self._model.fill_cache(prompts.inputs, self._pool)
+        self.model.fill_cache(prompts.inputs, self._pool)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
         """Needs nothing of it but its tokens, which are pending."""
@@ -61,7 +61,7 @@ class ModelDrafter:
         """Fills the slots of all pending tokens but the newest, which moves to the first place."""
         num_old = old_counts(rows)
         for places in old_places(rows):
-            self._model.fill_cache(old_inputs(rows, num_old, places, self._pool.block_size), self._pool)
+            self.model.fill_cache(old_inputs(rows, num_old, places, self._pool.block_size), self._pool)
         keep_newest(rows, num_old)
 
 

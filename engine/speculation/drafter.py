@@ -14,7 +14,7 @@ import torch
 
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.inputs import ForwardInputs
-from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterTraits
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
@@ -46,13 +46,16 @@ class Drafter(Protocol):
     """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph.
 
     traits: what others plan by. taps: the layers of the target at whose entrance it reads the residual
-    stream, besides the last state; see `CausalLM.forward`.
+    stream, besides the last state; see `CausalLM.forward`. model: its layers with weights; None: it has none.
     """
 
     traits: DrafterTraits
 
     @property
     def taps(self) -> tuple[int, ...]: ...
+
+    @property
+    def model(self) -> DraftModel | None: ...
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Returns [rows, depth] int64: ids for the positions L+1 .. L+depth of each row, any ids for padding.
@@ -98,6 +101,7 @@ class NoDrafter:
 
     traits = DRAFTER_TRAITS["none"]
     taps: tuple[int, ...] = ()
+    model: DraftModel | None = None
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         raise AssertionError("nothing drafts: depth must be 0")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from headway.engine.layers.causal_lm import TargetStates
-from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.model_pair import DraftModel, ModelPair
 from headway.engine.protocol.config import MAX_DEPTH
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, JOINED, DrafterName
 from headway.engine.speculation import ngram
@@ -51,6 +51,11 @@ class JoinedDrafter:
     def taps(self) -> tuple[int, ...]:
         """Returns those of the other drafter."""
         return self._other.taps
+
+    @property
+    def model(self) -> DraftModel | None:
+        """Returns that of the other drafter."""
+        return self._other.model
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Returns [rows, depth] int64: of each row the drafts of one of the two, the other drafter's where

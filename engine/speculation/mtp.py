@@ -18,7 +18,7 @@ import torch
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.inputs import ForwardInputs, inputs_of
-from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, DrafterName, DrafterTraits
 from headway.engine.sampling.sampler import in_target_vocabulary, pick_tokens
@@ -42,8 +42,8 @@ BLOCK_HIDDEN, BLOCK_CARRIES, PENDING_HIDDEN, CARRIES = (
 )
 
 
-class DraftHead(Protocol):
-    """What an MTP head and an EAGLE-3 head have in common. num_layers: see DraftModel. taps: see Drafter.
+class DraftHead(DraftModel, Protocol):
+    """What an MTP head and an EAGLE-3 head have in common. taps: see Drafter.
     draft_ids: [draft vocab] int64, the target's id of each token of a vocabulary of its own; None: it has the
     target's."""
 
@@ -53,9 +53,6 @@ class DraftHead(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]: ...
-
-    @property
-    def num_layers(self) -> int: ...
 
     @property
     def draft_ids(self) -> torch.Tensor | None: ...
@@ -116,7 +113,7 @@ class MtpDrafter:
     ) -> None:
         self.traits = traits
         assert pool.block_size >= head.num_layers, "slots at the end of a block have no pair in some layer"
-        self._head = head
+        self.model = head
         self._pool = pool
         self._rows = rows
         self._width = max_depth + 1  # the most pairs that the first pass of a round consumes
@@ -129,7 +126,7 @@ class MtpDrafter:
     @property
     def taps(self) -> tuple[int, ...]:
         """Returns those of the head."""
-        return self._head.taps
+        return self.model.taps
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots
@@ -142,7 +139,7 @@ class MtpDrafter:
         position, so that a draft is accepted as often as the two distributions allow. Rows that are padding
         get rubbish and write nothing.
         """
-        head, pool, state, size = self._head, self._pool, rows.state(), self._pool.block_size
+        head, pool, state, size = self.model, self._pool, rows.state(), self._pool.block_size
         drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
         # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
         pending = slice(0, self._width)
@@ -169,7 +166,7 @@ class MtpDrafter:
         """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does
         not exist."""
         inputs, ids = prompts.inputs, self._rows.state_ids.index_select(0, prompts.rows)
-        hidden = self._head.draft_hidden(states)
+        hidden = self.model.draft_hidden(states)
         newest = self._pending_hidden[:, 0]
         own = newest.index_select(0, ids)
         before = torch.where((prompts.hits < 0)[:, None], own, self._block_hidden[prompts.hits])
@@ -199,7 +196,7 @@ class MtpDrafter:
         """(h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass."""
         num_rows, width = window.token_ids.shape
         store_pending_states(
-            self._head.draft_hidden(states).view(num_rows, width, -1),
+            self.model.draft_hidden(states).view(num_rows, width, -1),
             rows.prefill_status,
             rows.state_ids,
             window.slot_mapping,
@@ -243,11 +240,11 @@ class MtpDrafter:
         ],  # what a layer reads, of the carries of the one before
     ) -> None:
         """Fills the slots of every layer."""
-        last = self._head.num_layers - 1
+        last = self.model.num_layers - 1
         for layer in range(last):
-            hidden = advance(layer + 1, self._head.draft(inputs, hidden, self._pool, layer))
+            hidden = advance(layer + 1, self.model.draft(inputs, hidden, self._pool, layer))
             inputs = _from_position(inputs, layer + 2)
-        self._head.fill_cache(inputs, hidden, self._pool, last)
+        self.model.fill_cache(inputs, hidden, self._pool, last)
 
     def _advance(
         self,
@@ -299,7 +296,7 @@ class MtpDrafter:
         """Runs a layer over windows of W pairs. Returns its carries, [rows * W, hidden]."""
         inputs = _from_position(inputs_of(window, rows.granted_block_ids), layer + 1)
         pairs = hidden[:, : window.token_ids.shape[1]].flatten(0, 1)
-        return self._head.draft(inputs, pairs, self._pool, layer)
+        return self.model.draft(inputs, pairs, self._pool, layer)
 
     def _pick(
         self,
@@ -309,9 +306,9 @@ class MtpDrafter:
         drafts: torch.Tensor,  # [depth, rows] int64, line `step` is written; the lines before count as output
         step: int,
     ) -> None:
-        logits = self._head.logits(carry, min(step, self._head.num_layers - 1))[:, None]
-        if self._head.draft_ids is not None:
-            logits = in_target_vocabulary(logits, self._head.draft_ids, self._head.vocab_size)
+        logits = self.model.logits(carry, min(step, self.model.num_layers - 1))[:, None]
+        if self.model.draft_ids is not None:
+            logits = in_target_vocabulary(logits, self.model.draft_ids, self.model.vocab_size)
         pick_tokens(logits, rows, positions, drafts[:step].T, out=drafts[step, :, None])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from headway.engine.layers.causal_lm import TargetStates
+from headway.engine.layers.model_pair import DraftModel
 from headway.engine.protocol.drafters import DRAFTER_TRAITS, MAX_PREDICTION
 from headway.engine.speculation.drafter import DrafterFamily, PromptTokens
 from headway.engine.state.pool import StatePool
@@ -39,6 +40,7 @@ class NgramDrafter:
 
     traits = DRAFTER_TRAITS["ngram"]
     taps: tuple[int, ...] = ()
+    model: DraftModel | None = None
 
     def __init__(self, pool: StatePool) -> None:
         self._token_ids = pool.drafter[TOKEN_IDS]

@@ -153,7 +153,7 @@ def test_ids_of_taps_settle_by_what_is_right(
         ]
         file.write_text(json.dumps(content))
     engine = engine_of(model, drafter_path=str(drafter))
-    head = engine.draft
+    head = engine.runner.launcher.context.drafter.model
     assert isinstance(head, Eagle3Head)
     assert (head.taps == taps) != is_other
     settle_taps(engine, limit_seconds=math.inf)
@@ -165,9 +165,8 @@ def test_ids_of_taps_settle_by_what_is_right(
 def test_taps_that_are_set_are_not_tried(tmp_path: Path) -> None:
     model, drafter = constructed_eagle(tmp_path, "original", taps=(2, 3), moved=1.0, num_hidden_layers=5)
     engine = engine_of(model, drafter_path=str(drafter), drafter_taps=(1, 2))
-    assert isinstance(engine.draft, Eagle3Head)
     settle_taps(engine, limit_seconds=math.inf)
-    assert engine.draft.taps == (1, 2)
+    assert engine.runner.launcher.context.drafter.taps == (1, 2)
 
 
 def test_the_right_head_of_the_embedded_model_passes() -> None:

@@ -62,7 +62,7 @@ class Watch:
             tensor[num_blocks:] = GUARD
         drafter = runner.launcher.context.drafter
         if isinstance(drafter, MtpDrafter):
-            drafter = MtpDrafter(drafter._head, pool, runner.rows, max_depth=engine.info.depth)
+            drafter = MtpDrafter(drafter.model, pool, runner.rows, max_depth=engine.info.depth)
         else:
             drafter = NgramDrafter(pool)
         self.engine = engine

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo, random_qwen2
+from headway_testing.eagle import constructed_eagle
+from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import HybridOracle
 from headway_testing.local import GREEDY, LocalEngine, Output
 from headway_testing.outline import outline
@@ -264,19 +266,60 @@ class FakeRehearsal:
             launch()
 
 
-@pytest.mark.parametrize("make", [constructed_mimo, hybrid_folder], ids=["attention", "recurrent"])
+def eagle3_folders(path: Path) -> dict[str, str]:
+    model, drafter = constructed_eagle(path, "speculators")
+    return {"model_path": str(model), "drafter_path": str(drafter), "drafter": "auto,ngram"}
+
+
+def draft_model_folders(path: Path) -> dict[str, str]:
+    """The draft model has experts, of other sizes than the model's layers."""
+    target, draft = (tiny_model(name) for name in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"))
+    save(target, "Qwen3ForCausalLM", path / "model")
+    save(draft, "Qwen3MoeForCausalLM", path / "draft")
+    return {"model_path": str(path / "model"), "drafter_path": str(path / "draft")}
+
+
+DRAFTERS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "attention": lambda path: {"model_path": str(constructed_mimo(path))},
+    "recurrent": lambda path: {"model_path": str(hybrid_folder(path))},
+    "eagle3": eagle3_folders,
+    "draft-model": draft_model_folders,
+}
+
+
+@pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
+def test_the_warm_up_multiplies_by_the_drafters_weights(
+    make: Callable[[Path], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those kernels are chosen by the number of rows, of which prompts have any."""
+    engine = LocalEngine(EngineConfig(**make(tmp_path), device="cpu", max_running=4)).engine  # type: ignore[arg-type]
+    warm_up, drafts = engine.runner.warm_up, engine.runner.launcher.context.drafter.model
+    assert drafts is not None
+    seen: list[object] = []
+    for name in ("compile_linears", "compile_experts"):
+        monkeypatch.setattr(warm_up_module, name, lambda layers, _: seen.extend(layers))
+    shapes: list[tuple[int, int]] = []
+    monkeypatch.setattr(warm_up_module, "most_gated_rows", lambda most, shape, *_: shapes.append(shape) or 0)
+    with torch.inference_mode():
+        warm_up.run_prompts()
+    of_prompts = (linear for linear in drafts.linears() if linear.shape != drafts.lm_head_shape)
+    assert {*of_prompts, *drafts.experts()} <= set(seen)
+    assert {linear.shape for linear in drafts.linears() if linear.is_gate} <= set(shapes)
+
+
+@pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS)
 def test_a_rehearsal_sees_all_that_is_launched_kernel_by_kernel(
-    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Path], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of several sizes, products of their tiles, scores, first tokens, and the largest round with its
     logits adjusted, masked and scored: what it did not see would be compiled one after the other."""
-    path = str(make(tmp_path / "model"))
     runner = LocalEngine(
-        EngineConfig(model_path=path, device="cpu", prefill_chunk=128, max_running=4)
+        EngineConfig(**make(tmp_path), device="cpu", prefill_chunk=128, max_running=4)  # type: ignore[arg-type]
     ).engine.runner
     workers = nullcontext(SimpleNamespace(has_missing=True, num_compiled=1, num_workers=1))
     monkeypatch.setattr(warm_up_module, "compile_in_workers", lambda *_, **__: workers)
     monkeypatch.setattr(warm_up_module, "compile_linears", lambda *_: torch.ones(5).cumsum(0))
+    monkeypatch.setattr(warm_up_module, "compile_experts", lambda *_: None)  # for a GPU's formats
     fake, warm_up = FakeRehearsal(monkeypatch), runner.warm_up
     graphs = SimpleNamespace(capture=lambda key: None, capture_all=lambda *_, **__: None)
     with torch.inference_mode():

@@ -178,7 +178,7 @@ def test_the_bytes_of_other_formats_are_known_before(
     engine = assemble(config_of(model, draft, dtype="bfloat16"), progress=lambda _: None)
     drafter = engine.runner.launcher.context.drafter
     assert isinstance(drafter, ModelDrafter)
-    head = drafter._model
+    head = drafter.model
     before, promised = bytes_of(head), head.added_bytes(lm_head, layers)  # type: ignore[arg-type]
     head.choose_formats(lm_head, layers)  # type: ignore[arg-type]
     assert promised == bytes_of(head) - before

@@ -15,6 +15,7 @@ from headway_testing.paged import PagedSequences
 from headway_testing.poison import PoisoningRunner
 
 from headway.engine.layers.causal_lm import CausalLM, TargetStates
+from headway.engine.layers.experts import Experts
 from headway.engine.layers.linear import Linear
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.norm import RMSNorm
@@ -55,6 +56,9 @@ class TapHead:
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.lm_head
 
+    def experts(self) -> tuple[Experts, ...]:
+        return ()
+
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
         return ((),)
 
@@ -83,11 +87,11 @@ class TapDrafter:
 
     def __init__(self, models: ModelPair, pool: StatePool, rows: RowTensors) -> None:
         assert isinstance(models.draft, TapHead)
-        self._head, self._rows, self._kept = models.draft, rows, pool.drafter["taps"]
+        self.model, self._rows, self._kept = models.draft, rows, pool.drafter["taps"]
         self.seen: Proposals = []
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        logits = self._head.logits(self._kept[rows.state_ids], rows.last_tokens)
+        logits = self.model.logits(self._kept[rows.state_ids], rows.last_tokens)
         spread = in_target_vocabulary(logits[:, None], IDS, VOCAB)
         drafts = pick_tokens(spread, rows, rows.kv_lengths + 1, rows.last_tokens[:, None][:, :0])
         for row in (rows.kv_lengths < rows.limits).nonzero()[:, 0].tolist():
@@ -152,7 +156,7 @@ def test_what_it_drafts_is_what_its_weights_say_of_the_targets_taps(engine: Loca
         states = model.forward(inputs, sequences.pool, TAPS)
         said = model.logits(states.last).argmax(-1).tolist()
         assert text[len(prompts[seed]) :] == said[len(prompts[seed]) - 1 : -1]
-        drafted = IDS[drafter._head.logits(torch.cat(states.taps, 1)[:-1], tokens[1:]).argmax(-1)].tolist()
+        drafted = IDS[drafter.model.logits(torch.cat(states.taps, 1)[:-1], tokens[1:]).argmax(-1)].tolist()
         for _, length, draft in (entry for entry in drafter.seen if entry[0] == seed):
             assert draft == drafted[length - 1], (seed, length)
 
