@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.model_pair import DraftModel, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import DUMMY_SEED, ROWS_AT_ONCE, copy_tensors, draw_tensors
 from headway.engine.loading.files import open_tensors
@@ -32,7 +33,7 @@ ORIGINAL_LAYER = "midlayer"
 # What trainers leave of the target beside the head.
 _OF_TARGET = "verifier_"
 
-MakeHead = Callable[[CausalLM, Placement], Eagle3Head]
+Head = TypeVar("Head", bound=DraftModel)
 
 
 def load_eagle3(
@@ -44,7 +45,7 @@ def load_eagle3(
     with ExitStack() as stack:
         found, spec, draft_ids = open_eagle3(folder, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
-        head = _made(folder, make_head, target)
+        head = made_head(folder, make_head, target)
         copy_tensors(found.stored, _by_name(head, found), target.group.rank, progress)
         head.draft_ids.copy_(draft_ids)
     finish_linears(head.linears(), cpu_weights)
@@ -58,7 +59,7 @@ def draw_eagle3(
     weights and the target's first ids as its vocabulary. Raises ModelError."""
     target = models.target
     make_head = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
-    head = _made(folder, make_head, target)
+    head = made_head(folder, make_head, target)
     generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
     draw_tensors(head.tensors(), {}, generator, progress, unit_offset=False)
     finish_linears(head.linears(), cpu_weights)
@@ -93,7 +94,7 @@ def open_eagle3(
             f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
             "fetch the weights again"
         )
-    return found, spec, _draft_ids(found, spec.draft_vocab_size)
+    return found, spec, read_draft_ids(found, spec.draft_vocab_size)
 
 
 def _without_copy(spec: Eagle3Spec, found: Checkpoint, target: CausalLM) -> Eagle3Spec:
@@ -128,7 +129,7 @@ def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
     return WeightNames({f"eagle.{path}": name for path, name in names.items()})
 
 
-def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
+def read_draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
     """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError for ids that the target
     does not have, and for two that are the same."""
     ids, size = torch.arange(count), found.spec.vocab_size
@@ -151,7 +152,7 @@ def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
     return ids
 
 
-def _made(folder: Path, make_head: MakeHead, target: CausalLM) -> Eagle3Head:
+def made_head(folder: Path, make_head: Callable[[CausalLM, Placement], Head], target: CausalLM) -> Head:
     """Returns a head, or a rank's share of it, on the target's device. Raises ModelError where its parameters
     take more memory than is available."""
     place = Placement(target.device, target.dtype, group=target.group)
