@@ -9,7 +9,7 @@ from typing import Literal
 # The first tokens of a prediction that n-gram lookup searches; the others are not looked at.
 MAX_PREDICTION = 1 << 14
 # What makes drafts; in an engine that runs, auto has been resolved to one of the others.
-DrafterName = Literal["auto", "mtp", "ngram", "none", "eagle3", "draft_model"]
+DrafterName = Literal["auto", "mtp", "ngram", "none", "eagle3", "trained_head", "draft_model"]
 # Those that a start asks for by name; the others are what a drafter's folder holds.
 NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
 
@@ -39,5 +39,6 @@ DRAFTER_TRAITS: dict[DrafterName, DrafterTraits] = {
     "ngram": DrafterTraits("by n-gram lookup"),
     "none": DrafterTraits("by nothing", has_drafts=False),
     "eagle3": DrafterTraits("by an EAGLE-3 head", leaves_pending=True),
+    "trained_head": DrafterTraits("by a trained MTP head", leaves_pending=True),
     "draft_model": DrafterTraits("by a draft model", leaves_pending=True),
 }
