@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headway.engine.build import assemble
@@ -35,10 +36,20 @@ from headway.engine.training.answers import (
 )
 from headway.engine.training.folder import write_card, write_head
 from headway.engine.training.head import UNROLLED, Target
-from headway.engine.training.trainer import CHECKPOINT, Scores, Settings, Trainer, can_be_learnt, scores
+from headway.engine.training.trainer import (
+    CHECKPOINT,
+    Scores,
+    Settings,
+    Trainer,
+    can_be_learnt,
+    scores,
+    share_drafted,
+)
 
 MEASURED_TEMPERATURES, MEASURED_TOKENS = (0.0, 0.8), 256
 MEASURED_CACHE_BYTES = 1 << 30
+# All but cuDNN's, whose gradients may differ from run to run.
+DETERMINISTIC_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LOGGED_EVERY = 100  # steps, where no progress bar is shown
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -169,7 +180,7 @@ def _train(given: argparse.Namespace, started: float, console: Console) -> None:
     trained = _trained(given, started, console, settings, answers, held_out)
     if trained is None:
         return
-    num_steps, found = trained
+    num_steps, found, drafted = trained
     gc.collect()  # the engine needs the memory
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -177,7 +188,7 @@ def _train(given: argparse.Namespace, started: float, console: Console) -> None:
     acceptance = measured_acceptance(given.model, given.out, prompts, device=given.device, dtype=given.dtype)
     card = write_card(
         given.out, given.model, settings, num_answers=len(answers), num_steps=num_steps, held_out=found,
-        acceptance=acceptance,
+        drafted=drafted, acceptance=acceptance,
     )  # fmt: skip
     (given.out / CHECKPOINT).unlink()
     print(card)
@@ -190,9 +201,9 @@ def _trained(
     settings: Settings,
     answers: Sequence[Answer],
     held_out: Sequence[Answer],
-) -> tuple[int, Scores] | None:
-    """Takes steps and writes a checkpoint. Returns the number of all steps and the scores of held-out answers
-    once the head is trained and written; None before."""
+) -> tuple[int, Scores, float] | None:
+    """Takes steps and writes a checkpoint. Returns the number of all steps, and of held-out answers the
+    scores and the share of tokens that can be drafted, once the head is trained and written; None before."""
     target = load_target(given.model, device=given.device, dtype=given.dtype)
     trainer = Trainer(target, answers, settings)
     trainer.resume(given.out)
@@ -209,7 +220,8 @@ def _trained(
 
         torch.use_deterministic_algorithms(True)
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it has no type
-        trainer.run(lambda: _has_time(given, started), tell)
+        with sdpa_kernel(DETERMINISTIC_ATTENTION):
+            trainer.run(lambda: _has_time(given, started), tell)
         torch.use_deterministic_algorithms(False)
     trainer.save(given.out)
     if trainer.step < num_steps:
@@ -222,7 +234,8 @@ def _trained(
             for answer in held_out
             if can_be_learnt(answer, settings.max_length)
         ]
-    return num_steps, Scores(*(torch.stack(parts).mean(0) for parts in zip(*found, strict=True)))
+    mean = Scores(*(torch.stack(parts).mean(0) for parts in zip(*found, strict=True)))
+    return num_steps, mean, share_drafted(held_out, trainer.head.draft_ids)
 
 
 def load_target(model: Path, *, device: str, dtype: str) -> Target:

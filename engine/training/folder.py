@@ -39,10 +39,11 @@ def write_card(
     num_answers: int,
     num_steps: int,
     held_out: Scores,
+    drafted: float,
     acceptance: Mapping[float, Sequence[float]],
 ) -> str:
-    """Writes README.md and returns it. acceptance: by temperature, the shares of rounds whose first drafts
-    are kept."""
+    """Writes README.md and returns it. drafted: the share of held-out tokens that can be drafted.
+    acceptance: by temperature, the shares of rounds whose first drafts are kept."""
     rows = [
         f"| {temperature:g} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
         for temperature, shares in sorted(acceptance.items())
@@ -62,7 +63,7 @@ Share of rounds whose first 1, 2, 3 drafts are kept, on prompts that were held o
 {chr(10).join(rows)}
 
 On held-out answers, by draft: cross entropy with the model's distribution {losses} nats; agreement with its most probable
-token {agreement}.
+token {agreement}. Of their tokens {drafted:.1%} are among those that the head can draft.
 """
     (folder / "README.md").write_text(card)
     return card

@@ -56,6 +56,12 @@ def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> torc
     return torch.tensor(sorted(ranked[:count]))
 
 
+def share_drafted(answers: Sequence[Answer], draft_ids: torch.Tensor) -> float:
+    """Returns the share of the answers' tokens that are among these: no other can be drafted."""
+    drafted, tokens = set(draft_ids.tolist()), [token for answer in answers for token in answer.answer]
+    return sum(token in drafted for token in tokens) / len(tokens)
+
+
 def can_be_learnt(answer: Answer, max_length: int) -> bool:
     """Returns whether a token of the answer is left for the last draft."""
     return _length(answer, max_length) > max(len(answer.prompt), UNROLLED + 1)

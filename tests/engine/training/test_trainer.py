@@ -21,7 +21,7 @@ from headway.engine.training.__main__ import load_target, main, measured_accepta
 from headway.engine.training.answers import Answer, Defaults, read_answers, read_prompts, split
 from headway.engine.training.folder import write_head
 from headway.engine.training.head import Head
-from headway.engine.training.trainer import Settings, Trainer, batches_of, frequent_ids
+from headway.engine.training.trainer import Settings, Trainer, batches_of, frequent_ids, share_drafted
 
 VOCAB = 151
 SETTINGS = Settings(draft_vocab=60, epochs=2, batch_tokens=128, max_length=64, learning_rate=5e-3, seed=0)
@@ -214,6 +214,7 @@ def test_the_drafted_tokens_are_the_most_frequent_ones() -> None:
     answers = [Answer([9], [5, 5, 5, 7, 7, 3], 0.0), Answer([9], [7], 0.0)]
     assert frequent_ids(answers, 2, 10).tolist() == [5, 7]
     assert frequent_ids(answers, 4, 10).tolist() == [0, 3, 5, 7]
+    assert share_drafted(answers, torch.tensor([5, 3])) == 4 / 7
 
 
 def test_prompts_are_read_from_texts_and_messages(tmp_path: Path) -> None:
