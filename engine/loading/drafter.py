@@ -18,12 +18,12 @@ from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
-from headway.engine.loading.eagle3 import draw_eagle3, load_eagle3, open_eagle3
+from headway.engine.loading.eagle3 import draw_head, load_eagle3, open_eagle3
 from headway.engine.loading.headers import checked_outline, dtype_name, open_checkpoint
-from headway.engine.loading.trained_head import draw_trained_head, load_trained_head, open_trained_head
+from headway.engine.loading.trained_head import load_trained_head, open_trained_head
 from headway.engine.models.drafter_folder import DrafterSpec, read_drafter
 from headway.engine.models.eagle3 import Eagle3Spec
-from headway.engine.models.spec import MtpSpec
+from headway.engine.models.spec import ModelSpec, MtpSpec
 from headway.engine.protocol.config import CpuWeights
 
 
@@ -47,10 +47,11 @@ def load_drafter(
     EngineConfig."""
     target = models.target
     spec = read_drafter(folder, target.spec)
-    if isinstance(spec, Eagle3Spec):
-        return (draw_eagle3 if is_dummy else load_eagle3)(folder, models, progress, cpu_weights)
-    if isinstance(spec, MtpSpec):
-        return (draw_trained_head if is_dummy else load_trained_head)(folder, models, progress, cpu_weights)
+    if not isinstance(spec, ModelSpec):
+        if is_dummy:
+            return draw_head(folder, models, maker_of(spec), progress, cpu_weights)
+        load_head = load_eagle3 if isinstance(spec, Eagle3Spec) else load_trained_head
+        return load_head(folder, models, progress, cpu_weights)
     make_model = make_dummy_model if is_dummy else load_model
     loaded = make_model(
         folder,

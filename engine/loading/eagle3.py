@@ -15,7 +15,8 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import DraftModel, ModelPair
+from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import DUMMY_SEED, ROWS_AT_ONCE, copy_tensors, draw_tensors
 from headway.engine.loading.files import open_tensors
@@ -52,16 +53,20 @@ def load_eagle3(
     return models.with_draft(head, make_head)
 
 
-def draw_eagle3(
-    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+def draw_head(
+    folder: Path,
+    models: ModelPair,
+    make_head: MakeDraft,
+    progress: Callable[[float], None],
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
     """Returns the target with a head of the shape that the folder's config.json describes, with random
-    weights and the target's first ids as its vocabulary. Raises ModelError."""
+    weights, norms that multiply by 1, and the target's first ids as its vocabulary. Raises ModelError."""
     target = models.target
-    make_head = partial(Eagle3Head, read_eagle3_spec(folder, target.spec))
     head = made_head(folder, make_head, target)
     generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
-    draw_tensors(head.tensors(), {}, generator, progress, unit_offset=False)
+    has_offset = target.spec.norm.unit_offset and isinstance(head, MtpHead)
+    draw_tensors(head.tensors(), {}, generator, progress, unit_offset=has_offset)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
@@ -89,11 +94,6 @@ def open_eagle3(
     whole = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
     unread = {name for name in stored if name.startswith(_OF_TARGET)}
     check_stored(found, _by_name(whole, found), {OFFSETS, IS_DRAFTED, *unread})
-    if OFFSETS not in stored and spec.draft_vocab_size < spec.decoder.vocab_size:
-        raise ModelError(
-            f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
-            "fetch the weights again"
-        )
     return found, spec, read_draft_ids(found, spec.draft_vocab_size)
 
 
@@ -130,9 +130,13 @@ def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
 
 
 def read_draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
-    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError for ids that the target
-    does not have, and for two that are the same."""
+    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError where they are missing,
+    for ids that the target does not have, and for two that are the same."""
     ids, size = torch.arange(count), found.spec.vocab_size
+    if OFFSETS not in found.stored and count < size:
+        raise ModelError(
+            f"{found.folder} lacks {OFFSETS}, which gives the model's ids of its {count:,} draft tokens; fetch the weights again"
+        )
     if OFFSETS not in found.stored:
         return ids
     offsets = found.stored[OFFSETS].get_tensor(OFFSETS)

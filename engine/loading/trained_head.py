@@ -1,4 +1,4 @@
-"""Loads a head that `headway head train` has made, or draws weights of its shape.
+"""Loads a head that `headway head train` has made.
 
 A target whose output layer is its embedding lends the head's output layer its rows; else the head has them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from headway.engine.layers.linear import finish_linears
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
-from headway.engine.loading.checkpoint import DUMMY_SEED, copy_tensors, draw_tensors
+from headway.engine.loading.checkpoint import copy_tensors
 from headway.engine.loading.eagle3 import OFFSETS, made_head, read_draft_ids
-from headway.engine.loading.files import DTYPES, open_tensors
+from headway.engine.loading.files import open_tensors
 from headway.engine.loading.headers import Checkpoint, check_stored
 from headway.engine.models.family import WeightNames
 from headway.engine.models.registry import FAMILY_OF
@@ -62,24 +61,11 @@ def load_trained_head(
         found, draft_ids = open_trained_head(folder, stack, target)
         make_head = partial(MtpHead, own=read_trained_head(folder, target.spec))
         head = made_head(folder, make_head, target)
-        by_name = {found.names.of(path): tensor for path, tensor in head.tensors().items()}
-        copy_tensors(found.stored, by_name, target.group.rank, progress)
+        copy_tensors(found.stored, _stored_of(head, found), target.group.rank, progress)
     assert head.draft_ids is not None, "it has an output layer of its own"
     head.draft_ids.copy_(draft_ids)
-    finish_linears(head.linears(), cpu_weights)
-    return models.with_draft(head, make_head)
-
-
-def draw_trained_head(
-    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
-) -> ModelPair:
-    """Returns the target with a head of the shape that the folder's config.json describes, with random
-    weights and the target's first ids as its vocabulary. Raises ModelError."""
-    target = models.target
-    make_head = partial(MtpHead, own=read_trained_head(folder, target.spec))
-    head = made_head(folder, make_head, target)
-    generator = torch.Generator(target.device).manual_seed(DUMMY_SEED)
-    draw_tensors(head.tensors(), {}, generator, progress, unit_offset=target.spec.norm.unit_offset)
+    if target.spec.tied:
+        head.tensors()[f"mtp.{LM_HEAD}"].copy_(target.embedding[head.draft_ids])
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
@@ -88,43 +74,16 @@ def open_trained_head(folder: Path, stack: ExitStack, target: CausalLM) -> tuple
     """Reads config.json, the headers of the weights, and of the weights the ids of the draft tokens alone,
     [draft vocab] int64. stack: closes the files. Raises ModelError for what is missing, unexpected, or of
     another shape or dtype, and for ids that no draft token can have."""
-    spec = read_trained_head(folder, target.spec)
-    assert spec.draft_vocab_size is not None, "its config.json has the size"
+    spec, own = target.spec, read_trained_head(folder, target.spec)
+    assert own.draft_vocab_size is not None, "its config.json has the size"
     files = open_tensors(folder, stack)
-    found = Checkpoint(
-        folder, target.spec, head_names(target.spec), target.dtype, files, files, files, frozenset(), None
-    )
-    draft_ids = read_draft_ids(found, spec.draft_vocab_size)
-    if target.spec.tied:
-        lent = files | {LM_HEAD: LentRows(target.embedding, draft_ids)}
-        found = replace(found, stored=lent, tensors=lent)
-    whole = MtpHead(target, Placement(torch.device("meta"), target.dtype), spec)
-    check_stored(found, {found.names.of(path): tensor for path, tensor in whole.tensors().items()}, {OFFSETS})
-    return found, draft_ids
+    found = Checkpoint(folder, spec, head_names(spec), target.dtype, files, files, files, frozenset(), None)
+    whole = MtpHead(target, Placement(torch.device("meta"), target.dtype), own)
+    check_stored(found, _stored_of(whole, found), {OFFSETS})
+    return found, read_draft_ids(found, own.draft_vocab_size)
 
 
-@dataclass(frozen=True, slots=True)
-class LentRows:
-    """The Reader and the Header of rows of a weight that is loaded, or of its shape."""
-
-    weight: torch.Tensor  # [vocab, hidden]
-    ids: torch.Tensor  # [draft vocab] int64
-
-    def keys(self) -> list[str]:
-        return [LM_HEAD]
-
-    def get_slice(self, name: str) -> LentRows:
-        return self
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self[:]
-
-    def get_shape(self) -> list[int]:
-        return [len(self.ids), self.weight.shape[1]]
-
-    def get_dtype(self) -> str:
-        return next(name for name, dtype in DTYPES.items() if dtype == self.weight.dtype)
-
-    def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor:
-        assert isinstance(places, slice), "rows are lent whole"
-        return self.weight[self.ids[places].to(self.weight.device)]
+def _stored_of(head: MtpHead, found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Returns the parameters that the folder stores, by name."""
+    lent = f"mtp.{LM_HEAD}" if found.spec.tied else None
+    return {found.names.of(path): tensor for path, tensor in head.tensors().items() if path != lent}
