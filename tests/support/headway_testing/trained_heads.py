@@ -60,10 +60,12 @@ class TrainedHeadOracle(nn.Module):
             count = len(tokens)
             positions = torch.arange(1, count + 1)[None]
             kind = ("full_attention",) if self.architecture == "Gemma3ForCausalLM" else ()
+            # Qwen3.5 has positions of time, height and width, which are the same in texts.
+            axes = positions.expand(3, 1, -1) if self.architecture == "Qwen3_5ForCausalLM" else positions
             mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
             y = self.layers[0](
                 self.fc(x)[None], attention_mask=mask, position_ids=positions,
-                position_embeddings=base.rotary_emb(x[None], positions, *kind),
+                position_embeddings=base.rotary_emb(x[None], axes, *kind),
             )  # fmt: skip
             carry = self.norm(y[0])[-1:]
             found.append((carry @ self._lm_head().T)[0])
