@@ -22,7 +22,7 @@ from headway.engine.layers.soft_cap import soft_capped
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.weights import draft_format_bytes, draft_lm_head, round_layers
 from headway.engine.layers.work import Work
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import LayerSpec, ModelSpec, MtpSpec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead
 from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import StateSpec
@@ -35,16 +35,16 @@ class MtpLayer:
     def __init__(
         self,
         spec: ModelSpec,
+        layer: LayerSpec,
         index: int,  # among the layers of the head
         place: Placement,
         tables: RotaryTables,
     ) -> None:
-        assert spec.draft_head is not None, "the family announces no MTP head"
         hidden = spec.hidden_size
         self.hidden_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.token_norm = RMSNorm.empty(hidden, spec.norm, place)
         self.input = place.linear({"input": hidden}, 2 * hidden)
-        self.block = DecoderLayer.of(spec, spec.draft_head.layer, place, tables, first_position=index + 1)
+        self.block = DecoderLayer.of(spec, layer, place, tables, first_position=index + 1)
         self.final_norm = RMSNorm.empty(hidden, spec.norm, place)
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -67,25 +67,34 @@ class MtpLayer:
 
 
 class MtpHead:
-    """The MTP layers that a model's spec announces, with the model's own embedding and output layer: a
-    DraftModel.
+    """The MTP layers that a model's spec announces, or those of a folder of their own, with the model's
+    embedding: a DraftModel.
 
-    Mutable: `choose_formats` changes the formats of the weights that drafts read, once, after loading.
+    draft_ids: [draft vocab] int64, the target's id of each token of an output layer of its own; None: it has
+    the model's. Mutable: `choose_formats` changes the formats of the weights that drafts read, once, after
+    loading.
     """
 
     taps: tuple[int, ...] = ()
-    draft_ids: torch.Tensor | None = None
 
-    def __init__(self, target: CausalLM, place: Placement) -> None:
-        spec = target.spec
+    def __init__(self, target: CausalLM, place: Placement, own: MtpSpec | None = None) -> None:
+        """own: of a head in a folder of its own; None: the head that the model's spec announces."""
+        spec, head = target.spec, own or target.spec.draft_head
         self.hidden_size, self.vocab_size, self.dtype = spec.hidden_size, spec.vocab_size, target.dtype
-        assert spec.draft_head is not None, "the family announces no MTP head"
-        self.spec = spec.draft_head
+        assert head is not None, "the family announces no MTP head"
+        self.spec = head
         self._residual_scale, self._embedding_scale = spec.residual_scale, spec.embedding_scale
         self._logit_soft_cap, self._group = spec.logit_soft_cap, place.group
-        self._embedding, self._lm_head = target.embedding, target.lm_head
-        self._target_norm, self._draft_lm_head = target.final_norm, target.lm_head
-        self.layers = [MtpLayer(spec, index, place, target.tables) for index in range(self.spec.num_layers)]
+        self._embedding, self._target_norm = target.embedding, target.final_norm
+        self.layers = [
+            MtpLayer(spec, head.layer, index, place, target.tables) for index in range(head.num_layers)
+        ]
+        self._lm_head = target.lm_head
+        self.draft_ids: torch.Tensor | None = None
+        if head.draft_vocab_size is not None:
+            self._lm_head = place.linear({"lm_head": head.draft_vocab_size}, self.hidden_size)
+            self.draft_ids = torch.arange(head.draft_vocab_size, device=place.device)
+        self._draft_lm_head = self._lm_head
 
     @property
     def num_layers(self) -> int:
@@ -94,15 +103,16 @@ class MtpHead:
     @property
     def lm_head_shape(self) -> tuple[int, int]:
         """See DraftModel."""
-        return self.vocab_size, self.hidden_size
+        return self.spec.draft_vocab_size or self.vocab_size, self.hidden_size
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters by their paths."""
-        return {
+        found = {
             path: tensor
             for index, layer in enumerate(self.layers)
             for path, tensor in layer.tensors(f"mtp.{index}.").items()
         }
+        return found | {f"mtp.{path}": t for own in self._own_lm_head() for path, t in own.tensors().items()}
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
         """Declares by layer what is kept between steps."""
@@ -110,7 +120,7 @@ class MtpHead:
 
     def linears(self) -> tuple[Linear, ...]:
         """Returns the linear layers that are not the model's."""
-        return tuple(linear for layer in self.layers for linear in layer.linears())
+        return *(linear for layer in self.layers for linear in layer.linears()), *self._own_lm_head()
 
     def experts(self) -> tuple[Experts, ...]:
         """Returns every mixture of experts once."""
@@ -118,7 +128,7 @@ class MtpHead:
         return tuple(block for block in found if isinstance(block, Experts))
 
     def work(self) -> Work:
-        """Returns the products of a token with the weights of every layer once."""
+        """Returns the products of a token with the weights of every layer once, lm_head excluded."""
         parts = (work for layer in self.layers for work in (Work.of([layer.input]), layer.block.work()))
         return Work.in_turn(parts)
 
@@ -143,8 +153,8 @@ class MtpHead:
         return stream.normed(layer.final_norm).values
 
     def logits(self, carry: torch.Tensor, index: int = 0) -> torch.Tensor:
-        """carry: [n, hidden] of `draft` with the same index. Returns [n, vocab], for the token at position i
-        + 1."""
+        """carry: [n, hidden] of `draft` with the same index. Returns [n, vocab or draft vocab], for the token
+        at position i + 1."""
         if self.spec.carries == "pre_norm":
             carry = self.layers[index].final_norm(carry)
         return self._group.gather(soft_capped(self._draft_lm_head(carry), self._logit_soft_cap))
@@ -162,7 +172,7 @@ class MtpHead:
         return {linear: norms for layer in self.layers for linear, norms in layer.norms_by_linear().items()}
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
-        """Changes the formats of the weights that drafts read: of the model's output layer a copy, which
+        """Changes the formats of the weights that drafts read: of the output layer a copy, which
         `logits` multiplies by, and those of `norms_by_linear`."""
         largest = max(layer.final_norm.largest() for layer in self.layers)
         self._draft_lm_head = draft_lm_head(self._lm_head, lm_head, largest_input=largest)
@@ -173,6 +183,9 @@ class MtpHead:
         """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it
         gives some back."""
         return draft_format_bytes(self._lm_head, self.norms_by_linear(), lm_head, layers)
+
+    def _own_lm_head(self) -> tuple[Linear, ...]:
+        return () if self.draft_ids is None else (self._lm_head,)
 
     def _stream(
         self,

@@ -1,4 +1,4 @@
-"""Loads a drafter from a folder of its own: an EAGLE-3 head or a draft model.
+"""Loads a drafter from a folder of its own: an EAGLE-3 head, a trained MTP head or a draft model.
 
 The folder says all about it but the device, the dtype and the positions, which are the target's.
 """
@@ -16,17 +16,21 @@ from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.draft_lm import DraftLM
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
-from headway.engine.loading.eagle3 import draw_eagle3, load_eagle3, open_eagle3
+from headway.engine.loading.eagle3 import draw_head, load_eagle3, open_eagle3
 from headway.engine.loading.headers import checked_outline, dtype_name, open_checkpoint
-from headway.engine.models.drafter_folder import read_drafter
+from headway.engine.loading.trained_head import load_trained_head, open_trained_head
+from headway.engine.models.drafter_folder import DrafterSpec, read_drafter
 from headway.engine.models.eagle3 import Eagle3Spec
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import ModelSpec, MtpSpec
 from headway.engine.protocol.config import CpuWeights
 
 
-def maker_of(spec: Eagle3Spec | ModelSpec) -> MakeDraft:
+def maker_of(spec: DrafterSpec) -> MakeDraft:
     """Returns what makes the layers of the drafter that a folder describes."""
+    if isinstance(spec, MtpSpec):
+        return partial(MtpHead, own=spec)
     return partial(Eagle3Head, spec) if isinstance(spec, Eagle3Spec) else partial(DraftLM.of, spec)
 
 
@@ -44,8 +48,12 @@ def load_drafter(
     EngineConfig. taps: see `read_drafter`."""
     target = models.target
     spec = read_drafter(folder, target.spec, taps)
-    if isinstance(spec, Eagle3Spec):
-        return (draw_eagle3 if is_dummy else load_eagle3)(folder, spec, models, progress, cpu_weights)
+    if isinstance(spec, Eagle3Spec) and not is_dummy:
+        return load_eagle3(folder, spec, models, progress, cpu_weights)
+    if isinstance(spec, MtpSpec) and not is_dummy:
+        return load_trained_head(folder, models, progress, cpu_weights)
+    if not isinstance(spec, ModelSpec):
+        return draw_head(folder, models, maker_of(spec), progress, cpu_weights)
     make_model = make_dummy_model if is_dummy else load_model
     loaded = make_model(
         folder,
@@ -72,6 +80,9 @@ def checked_maker(
     spec = read_drafter(folder, target.spec, taps)
     if isinstance(spec, Eagle3Spec):
         return maker_of(open_eagle3(folder, spec, stack, target, device)[1])
+    if isinstance(spec, MtpSpec):
+        open_trained_head(folder, stack, target)
+        return maker_of(spec)
     found = open_checkpoint(
         folder, stack, device=device, dtype=dtype_name(target.dtype), make_draft=None,
         max_model_len=target.spec.max_position_embeddings,

@@ -8,13 +8,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.eagle3_head import Eagle3Head
 from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
+from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import ROWS_AT_ONCE, copy_tensors, drawn_headers
 from headway.engine.loading.files import Header, open_tensors
@@ -33,7 +35,7 @@ ORIGINAL_LAYER = "midlayer"
 # What trainers leave of the target beside the head.
 _OF_TARGET = "verifier_"
 
-MakeHead = Callable[[CausalLM, Placement], Eagle3Head]
+Head = TypeVar("Head", bound=DraftModel)
 
 
 def load_eagle3(
@@ -49,29 +51,29 @@ def load_eagle3(
     with ExitStack() as stack:
         found, spec, draft_ids = open_eagle3(folder, spec, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
-        head = _made(folder, make_head, target)
+        head = made_head(folder, make_head, target)
         named = ((path, found.names.of(path)) for path in head.tensors())
         headers = {path: found.stored[name].get_slice(name) for path, name in named}
-        _fill(head, headers, target, progress)
+        fill_head(head.tensors(), headers, target, progress)
         head.draft_ids.copy_(draft_ids)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
 
-def draw_eagle3(
+def draw_head(
     folder: Path,
-    spec: Eagle3Spec,
     models: ModelPair,
+    make_head: MakeDraft,
     progress: Callable[[float], None],
     cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
-    """Returns the target with a head of the spec, with random weights and the target's first ids as its
-    vocabulary. Raises ModelError."""
+    """Returns the target with a head of the shape that the folder's config.json describes, with random
+    weights, norms that multiply by 1, and the target's first ids as its vocabulary. Raises ModelError."""
     target = models.target
-    make_head = partial(Eagle3Head, spec)
-    whole = make_head(target, Placement(torch.device("meta"), target.dtype))
-    head = _made(folder, make_head, target)
-    _fill(head, drawn_headers(whole.tensors(), target.device, unit_offset=False), target, progress)
+    head = made_head(folder, make_head, target)
+    has_offset = target.spec.norm.unit_offset and isinstance(head, MtpHead)
+    whole = make_head(target, Placement(torch.device("meta"), target.dtype)).tensors()
+    fill_head(head.tensors(), drawn_headers(whole, target.device, unit_offset=has_offset), target, progress)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)
 
@@ -99,12 +101,7 @@ def open_eagle3(
     whole = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
     unread = {name for name in stored if name.startswith(_OF_TARGET)}
     check_stored(found, _by_name(whole, found), {OFFSETS, IS_DRAFTED, *unread})
-    if OFFSETS not in stored and spec.draft_vocab_size < spec.decoder.vocab_size:
-        raise ModelError(
-            f"{folder} lacks {OFFSETS}, which gives the model's ids of its {spec.draft_vocab_size:,} draft tokens; "
-            "fetch the weights again"
-        )
-    return found, spec, _draft_ids(found, spec.draft_vocab_size)
+    return found, spec, read_draft_ids(found, spec.draft_vocab_size)
 
 
 def _without_copy(spec: Eagle3Spec, found: Checkpoint, target: CausalLM) -> Eagle3Spec:
@@ -139,10 +136,14 @@ def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
     return WeightNames({f"eagle.{path}": name for path, name in names.items()})
 
 
-def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
-    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError for ids that the target
-    does not have, and for two that are the same."""
+def read_draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
+    """Returns [count] int64, the target's ids of the draft tokens. Raises ModelError where they are missing,
+    for ids that the target does not have, and for two that are the same."""
     ids, size = torch.arange(count), found.spec.vocab_size
+    if OFFSETS not in found.stored and count < size:
+        raise ModelError(
+            f"{found.folder} lacks {OFFSETS}, which gives the model's ids of its {count:,} draft tokens; fetch the weights again"
+        )
     if OFFSETS not in found.stored:
         return ids
     offsets = found.stored[OFFSETS].get_tensor(OFFSETS)
@@ -162,15 +163,17 @@ def _draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
     return ids
 
 
-def _fill(
-    head: Eagle3Head, headers: Mapping[str, Header], target: CausalLM, progress: Callable[[float], None]
+def fill_head(
+    parameters: Mapping[str, torch.Tensor],
+    headers: Mapping[str, Header],
+    target: CausalLM,
+    progress: Callable[[float], None],
 ) -> None:
     """Copies the rank's share of the whole tensors that the headers, by path, read."""
-    parameters = head.tensors()
     copy_tensors(shared(headers, parameters, target.spec, target.group), parameters, progress)
 
 
-def _made(folder: Path, make_head: MakeHead, target: CausalLM) -> Eagle3Head:
+def made_head(folder: Path, make_head: Callable[[CausalLM, Placement], Head], target: CausalLM) -> Head:
     """Returns a head, or a rank's share of it, on the target's device. Raises ModelError where its parameters
     take more memory than is available."""
     place = Placement(target.device, target.dtype, group=target.group)

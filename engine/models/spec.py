@@ -163,7 +163,8 @@ class MtpSpec:
     Layer k > 0 reads the carry of layer k - 1 and predicts one token further, the only way that is computed;
     drafts beyond the layers repeat the last one on its own carry. first: which of the two comes first in the
     projection's input. reads: the target's hidden state before or after its final norm. carries: what the
-    next draft reads, the decoder layer's output before or after the norm.
+    next draft reads, the decoder layer's output before or after the norm. draft_vocab_size: of an output
+    layer of its own, over some of the target's tokens; None: the target's output layer is used.
     """
 
     num_layers: int
@@ -171,6 +172,7 @@ class MtpSpec:
     first: Literal["hidden", "embedding"] = "embedding"
     reads: Literal["pre_norm", "post_norm"] = "post_norm"
     carries: Literal["pre_norm", "post_norm"] = "post_norm"
+    draft_vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

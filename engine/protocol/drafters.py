@@ -12,14 +12,15 @@ from headway.engine.protocol.errors import ConfigError
 MAX_PREDICTION = 1 << 14
 # What makes drafts; in an engine that runs, auto has been resolved to one of the others.
 DrafterName = Literal[
-    "auto", "mtp", "ngram", "none", "eagle3", "draft_model",
-    "auto,ngram", "mtp,ngram", "eagle3,ngram", "draft_model,ngram",
+    "auto", "mtp", "ngram", "none", "eagle3", "trained_head", "draft_model",
+    "auto,ngram", "mtp,ngram", "eagle3,ngram", "trained_head,ngram", "draft_model,ngram",
 ]  # fmt: skip
 # Those that n-gram lookup can join, and their names then.
 JOINED: dict[DrafterName, DrafterName] = {
     "auto": "auto,ngram",
     "mtp": "mtp,ngram",
     "eagle3": "eagle3,ngram",
+    "trained_head": "trained_head,ngram",
     "draft_model": "draft_model,ngram",
 }
 # Those that a start asks for by name; the others are what a drafter's folder holds.
@@ -69,6 +70,7 @@ DRAFTER_TRAITS: dict[DrafterName, DrafterTraits] = {
     "ngram": DrafterTraits("by n-gram lookup", searches_predictions=True),
     "none": DrafterTraits("by nothing", has_drafts=False),
     "eagle3": DrafterTraits("by an EAGLE-3 head", leaves_pending=True, has_weights=True),
+    "trained_head": DrafterTraits("by a trained MTP head", leaves_pending=True, has_weights=True),
     "draft_model": DrafterTraits("by a draft model", leaves_pending=True, has_weights=True),
 }
 DRAFTER_TRAITS |= {

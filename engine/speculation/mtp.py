@@ -1,5 +1,5 @@
-"""Drafts from an MTP or EAGLE-3 head: one pass of every layer over the pending pairs, then single steps. An
-EAGLE-3 head is run as one MTP layer.
+"""Drafts from an MTP head, shipped or trained, or an EAGLE-3 head: one pass of every layer over the pending
+pairs, then single steps. An EAGLE-3 head is run as one MTP layer.
 
 Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0
 holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its
@@ -334,5 +334,5 @@ def _family(name: DrafterName, make_model: MakeDraft | None = None) -> DrafterFa
 
 
 FAMILY = _family("mtp", MtpHead)
-# The folder that it is read from says what makes its layers.
-EAGLE3_FAMILY = _family("eagle3")
+# The folder that they are read from says what makes their layers.
+EAGLE3_FAMILY, TRAINED_FAMILY = _family("eagle3"), _family("trained_head")

@@ -26,6 +26,7 @@ DRAFTERS: dict[DrafterName, DrafterFamily] = {
     "ngram": ngram.FAMILY,
     "none": DrafterFamily(lambda *_: NoDrafter(), lambda *_: ()),
     "eagle3": mtp.EAGLE3_FAMILY,
+    "trained_head": mtp.TRAINED_FAMILY,
     "draft_model": draft_model.FAMILY,
 }
 DRAFTERS |= {JOINED[name]: with_ngrams(name, family) for name, family in DRAFTERS.items() if name in JOINED}
@@ -76,7 +77,7 @@ def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
 def draft_maker_of(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
     """Returns what makes the draft model of the drafter that the configuration names; None: it has none.
     Raises ModelError for a drafter's folder that does not fit the model."""
-    if without_ngrams(config.drafter) in ("eagle3", "draft_model"):
+    if without_ngrams(config.drafter) in ("eagle3", "trained_head", "draft_model"):
         assert config.drafter_path is not None, "the drafter has a folder"
         return maker_of(read_drafter(Path(config.drafter_path), spec, config.drafter_taps))
     return DRAFTERS[config.drafter].make_model

@@ -1,4 +1,4 @@
-"""The command `headway`: serve, chat, inspect, warmup, complete, quantize, bench.
+"""The command `headway`: serve, chat, inspect, warmup, complete, quantize, head, bench.
 
 A command's module is imported when it is to run: those that serve take a second, for which no other needs to
 wait.
@@ -23,7 +23,7 @@ from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging, wanted_drafter
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options
-from headway.server.cli.bench import COMMANDS, QUANTIZE, run
+from headway.server.cli.bench import COMMANDS, OF_THE_ENGINE, run
 from headway.server.cli.config_file import read_config_file
 from headway.server.cli.endings import NOT_SERVABLE, ReaderGoneError
 from headway.server.cli.environment import (
@@ -65,7 +65,7 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
-NAMES = ("serve", "chat", "complete", "inspect", "warmup", "fleet", "quantize", "bench")
+NAMES = ("serve", "chat", "complete", "inspect", "warmup", "fleet", "quantize", "head", "bench")
 # Their command lines may be written for another server.
 FLAGS_OF_SERVERS = {
     "serve": SERVE_GROUPS,
@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that
     closes stdout is none."""
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
-    if given[:1] == ["quantize"]:
-        return _quantize(given[1:])
+    if given and given[0] in OF_THE_ENGINE:
+        return _run_on_engine(given[0], given[1:])
     arguments, unknown = _parser(shows_all="--help-all" in given).parse_known_args(
         given, argparse.Namespace(remarks=remarks)
     )
@@ -237,6 +237,9 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     commands.add_parser(
         "quantize", help="write a model folder anew with weights of 8 or 4 bits", add_help=False
     )
+    commands.add_parser(
+        "head", help="train a draft head for a model that ships none, from its own answers", add_help=False
+    )
     bench_parser = commands.add_parser(
         "bench", help="measure the engine alone, or a server over HTTP; check exactness; compare models", allow_abbrev=False,
         description="Measures the engine alone, or a server over HTTP, or checks that texts are exact: headway bench engine "
@@ -295,10 +298,10 @@ def _bench(settings: Settings) -> int:
     return run(COMMANDS[settings.typed.kind], settings.typed.arguments)
 
 
-def _quantize(arguments: Sequence[str]) -> int:
+def _run_on_engine(command: str, arguments: Sequence[str]) -> int:
     """All of its options are the engine's own: argparse takes none that begin a remainder."""
     try:
-        return run(QUANTIZE, arguments)
+        return run(OF_THE_ENGINE[command], arguments)
     except KeyboardInterrupt:
         return 130
 

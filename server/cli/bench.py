@@ -1,4 +1,4 @@
-"""`headway bench` and `headway quantize`: each is a process of its own.
+"""`headway bench`, `headway quantize` and `headway head`: each is a process of its own.
 
 The engine's imports torch, which this process never does; the client's shares no event loop with anybody.
 """
@@ -18,7 +18,11 @@ COMMANDS = {
     "quality": (sys.executable, "-P", "-m", "headway.engine.bench.quality"),
     "serve": (sys.executable, "-P", "-m", "headway.server.bench"),
 }
-QUANTIZE = (sys.executable, "-P", "-m", "headway.engine.quantize")
+# Whose options are all the engine's own.
+OF_THE_ENGINE = {
+    "quantize": (sys.executable, "-P", "-m", "headway.engine.quantize"),
+    "head": (sys.executable, "-P", "-m", "headway.engine.training"),
+}
 
 
 def run(command: Sequence[str], arguments: Sequence[str]) -> int:

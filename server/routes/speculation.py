@@ -18,9 +18,9 @@ router = APIRouter(prefix="/v1/speculation")
 
 class SpeculationState(msgspec.Struct):
     """Counters are those of /metrics, over all requests. has_mtp: an MTP head is loaded. drafter: mtp,
-    eagle3 or draft_model, each also with ,ngram where n-gram lookup joins it; ngram or none. depth: the most
-    drafts of a round, with which the server was started; chooses_depth: it chooses how many each round has,
-    else each has as many as it may.
+    eagle3, trained_head or draft_model, each also with ,ngram where n-gram lookup joins it; ngram or none.
+    depth: the most drafts of a round, with which the server was started; chooses_depth: it chooses how many
+    each round has, else each has as many as it may.
 
     max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
     acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the

@@ -469,6 +469,16 @@ def heeded_interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeded_interrupts")
+@pytest.mark.parametrize(("command", "module"), [("quantize", "quantize"), ("head", "training")])
+def test_commands_of_the_engine_get_their_arguments_as_they_are(
+    command: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(cli, "run", lambda program, arguments: runs.append((program[-1], arguments)) or 3)
+    assert cli.main([command, "--help", "--model", "x"]) == 3
+    assert runs == [(f"headway.engine.{module}", ["--help", "--model", "x"])]
+
+
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["both", "parent"])
 def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
     """Of the whole process group, as a terminal does it, or of the command alone. The server never

@@ -1,0 +1,93 @@
+"""Loads a head that `headway head train` has made.
+
+A target whose output layer is its embedding lends the head's output layer its rows; else the head has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from headway.engine.layers.causal_lm import CausalLM
+from headway.engine.layers.linear import finish_linears
+from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.mtp_head import MtpHead
+from headway.engine.layers.placement import Placement
+from headway.engine.loading.eagle3 import OFFSETS, fill_head, made_head, read_draft_ids
+from headway.engine.loading.files import open_tensors
+from headway.engine.loading.headers import Checkpoint, check_stored
+from headway.engine.models.family import WeightNames
+from headway.engine.models.registry import FAMILY_OF
+from headway.engine.models.spec import ModelSpec
+from headway.engine.models.trained_head import read_trained_head
+from headway.engine.protocol.config import CpuWeights
+
+LM_HEAD = "lm_head.weight"
+_LENT = f"mtp.{LM_HEAD}"  # by its path, where the target lends it
+NAMES = {
+    "hidden_norm": "hidden_norm.weight",
+    "token_norm": "token_norm.weight",
+    "input.weight": "fc.weight",
+    "final_norm": "norm.weight",
+}
+_LAYER = "layers.{}."
+
+
+def head_names(target: ModelSpec) -> WeightNames:
+    """Returns the names of a head's tensors: those of its layer are as in the target's checkpoint, from
+    `layers.` on."""
+    patterns = FAMILY_OF[target.architecture].names(target).patterns
+    layer = {
+        path.removeprefix(_LAYER): _LAYER + name.partition(_LAYER)[2]
+        for path, name in patterns.items()
+        if path.startswith(_LAYER)
+    }
+    return WeightNames(
+        {_LENT: LM_HEAD, **{f"mtp.{{}}.{path}": name for path, name in (NAMES | layer).items()}}
+    )
+
+
+def load_trained_head(
+    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+) -> ModelPair:
+    """Returns the target with the head in the folder. Raises ModelError. progress: called with the fraction
+    that is loaded, after each tensor."""
+    target = models.target
+    with ExitStack() as stack:
+        found, draft_ids = open_trained_head(folder, stack, target)
+        make_head = partial(MtpHead, own=read_trained_head(folder, target.spec))
+        head = made_head(folder, make_head, target)
+        parameters = head.tensors()
+        lent = parameters.pop(_LENT) if target.spec.tied else None
+        named = ((path, found.names.of(path)) for path in parameters)
+        headers = {path: found.stored[name].get_slice(name) for path, name in named}
+        fill_head(parameters, headers, target, progress)
+    assert head.draft_ids is not None, "it has an output layer of its own"
+    head.draft_ids.copy_(draft_ids)
+    if lent is not None:
+        lent.copy_(target.embedding[head.draft_ids[target.group.rank * len(lent) :][: len(lent)]])
+    finish_linears(head.linears(), cpu_weights)
+    return models.with_draft(head, make_head)
+
+
+def open_trained_head(folder: Path, stack: ExitStack, target: CausalLM) -> tuple[Checkpoint, torch.Tensor]:
+    """Reads config.json, the headers of the weights, and of the weights the ids of the draft tokens alone,
+    [draft vocab] int64. stack: closes the files. Raises ModelError for what is missing, unexpected, or of
+    another shape or dtype, and for ids that no draft token can have."""
+    spec, own = target.spec, read_trained_head(folder, target.spec)
+    assert own.draft_vocab_size is not None, "its config.json has the size"
+    files = open_tensors(folder, stack)
+    found = Checkpoint(folder, spec, head_names(spec), target.dtype, files, files, files, frozenset(), None)
+    whole = MtpHead(target, Placement(torch.device("meta"), target.dtype), own)
+    check_stored(found, _stored_of(whole, found), {OFFSETS})
+    return found, read_draft_ids(found, own.draft_vocab_size)
+
+
+def _stored_of(head: MtpHead, found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Returns the parameters that the folder stores, by name."""
+    lent = _LENT if found.spec.tied else None
+    return {found.names.of(path): tensor for path, tensor in head.tensors().items() if path != lent}

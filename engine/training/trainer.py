@@ -1,0 +1,196 @@
+"""Trains a head on the target's own distribution over the answers that it wrote, resumable to the same bits.
+
+Batches follow from the settings alone, so that a step's number says all about where the data stands.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from headway.engine.protocol.errors import ConfigError
+from headway.engine.training.answers import Answer
+from headway.engine.training.head import UNROLLED, Head, Target
+
+STEP_WEIGHTS = (0.51, 0.31, 0.18)  # of the losses of the drafts, in turn
+BETAS, CLIPPED_NORM, WARM_UP_SHARE = (0.9, 0.95), 1.0, 0.03
+SORTED_AT_ONCE = 64  # batches' worth of answers that are sorted by length, so that little is padding
+SHOWN_EVERY = 10
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides about the result besides the data. batch_tokens: of a step, padding included. max_length:
+    tokens of a prompt and its answer, beyond which an answer is cut."""
+
+    draft_vocab: int
+    epochs: int
+    batch_tokens: int
+    max_length: int
+    learning_rate: float
+    seed: int
+
+
+class Scores(NamedTuple):
+    """By draft in turn, over the tokens of answers: the mean cross entropy with the target's distribution,
+    and the share of tokens that are the target's most probable ones."""
+
+    losses: torch.Tensor  # [UNROLLED] float32
+    agreement: torch.Tensor  # [UNROLLED] float32
+
+
+def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> torch.Tensor:
+    """Returns [count] int64, ascending: the tokens that answers have most often, or the first of those that
+    none has; all tokens where there are fewer."""
+    counts = Counter(token for answer in answers for token in answer.answer)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:count]))
+
+
+def share_drafted(answers: Sequence[Answer], draft_ids: torch.Tensor) -> float:
+    """Returns the share of the answers' tokens that are among these: no other can be drafted."""
+    drafted, tokens = set(draft_ids.tolist()), [token for answer in answers for token in answer.answer]
+    return sum(token in drafted for token in tokens) / len(tokens)
+
+
+def can_be_learnt(answer: Answer, max_length: int) -> bool:
+    """Returns whether a token of the answer is left for the last draft."""
+    return _length(answer, max_length) > max(len(answer.prompt), UNROLLED + 1)
+
+
+def batches_of(answers: Sequence[Answer], settings: Settings) -> list[list[int]]:
+    """Returns the indices of the answers of each step, over all epochs."""
+    lengths = [_length(answer, settings.max_length) for answer in answers]
+    usable = [index for index, answer in enumerate(answers) if can_be_learnt(answer, settings.max_length)]
+    found: list[list[int]] = []
+    for epoch in range(settings.epochs):
+        chance, order = random.Random(f"{settings.seed}/{epoch}"), list(usable)
+        chance.shuffle(order)
+        size = SORTED_AT_ONCE * max(settings.batch_tokens // settings.max_length, 1)
+        batches: list[list[int]] = []
+        for first in range(0, len(order), size):
+            batch: list[int] = []
+            for index in sorted(order[first : first + size], key=lengths.__getitem__):
+                if batch and (len(batch) + 1) * lengths[index] > settings.batch_tokens:
+                    batches.append(batch)
+                    batch = []
+                batch.append(index)
+            batches.append(batch)
+        chance.shuffle(batches)
+        found += batches
+    return found
+
+
+def scores(target: Target, head: Head, answers: Sequence[Answer], max_length: int) -> Scores:
+    """Returns the head's scores over the tokens of the answers. The losses can be differentiated."""
+    device = target.lm_head.device
+    texts = [(a.prompt + a.answer)[:max_length] for a in answers]
+    count = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (count - len(text)) for text in texts], device=device)
+    # The carry of slot i is at place i - 1 and predicts token i + 1.
+    firsts = [max(len(a.prompt) - 2, UNROLLED - 1) for a in answers]
+    places = [
+        row * (count - 1) + place
+        for row, (first, text) in enumerate(zip(firsts, texts, strict=True))
+        for place in range(first, len(text) - 2)
+    ]
+    chosen = torch.tensor(places, device=device)
+    view = target.view(ids)
+    logits = target.logits(view.hidden[:, 1:].flatten(0, 1).index_select(0, chosen))
+    likeliest = logits.argmax(-1)
+    wanted = (logits.index_select(1, head.draft_ids) - logits.logsumexp(-1, keepdim=True)).exp()
+    del logits
+    losses, agreement = [], []
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        for carry in head.unrolled(view):
+            own = head.logits(carry.flatten(0, 1).index_select(0, chosen))
+            losses.append(-(wanted * own.log_softmax(-1)).sum(-1).mean())
+            agreement.append((head.draft_ids[own.argmax(-1)] == likeliest).float().mean())
+    return Scores(torch.stack(losses), torch.stack(agreement))
+
+
+class Trainer:
+    """Mutable: owns the head and its optimizer, and the number of the next step."""
+
+    def __init__(self, target: Target, answers: Sequence[Answer], settings: Settings) -> None:
+        """Raises ConfigError where no answer can be learnt from."""
+        self._target, self._answers, self._settings = target, answers, settings
+        self._batches, self.step = batches_of(answers, settings), 0
+        if not self._batches:
+            raise ConfigError("no answer of the data is long enough to learn from; give other data")
+        self.num_steps = len(self._batches)
+        device = target.lm_head.device
+        ids = frequent_ids(answers, settings.draft_vocab, target.spec.vocab_size).to(device)
+        self.head = Head(target, ids, seed=settings.seed).to(device)
+        self._optimizer = torch.optim.AdamW(self.head.parameters(), betas=BETAS, weight_decay=0.0)
+
+    def run(self, may_go_on: Callable[[], bool], tell: Callable[[int, Scores], None]) -> None:
+        """Takes steps until all are done or may_go_on returns false. tell: is called now and then with the
+        number of steps that are done and the scores of the last one."""
+        while self.step < self.num_steps and may_go_on():
+            found = self._learn(self._batches[self.step])
+            self.step += 1
+            if self.step % SHOWN_EVERY == 0 or self.step == self.num_steps:
+                tell(self.step, found)
+
+    def _learn(self, batch: Sequence[int]) -> Scores:
+        rate = self._settings.learning_rate * _share_of_rate(self.step, self.num_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        answers = [self._answers[index] for index in batch]
+        found = scores(self._target, self.head, answers, self._settings.max_length)
+        weights = found.losses.new_tensor(STEP_WEIGHTS)
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward((found.losses * weights).sum())
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), CLIPPED_NORM)
+        self._optimizer.step()
+        return Scores(found.losses.detach(), found.agreement)
+
+    def save(self, folder: Path) -> None:
+        """Writes all that the next steps depend on besides the data and the target."""
+        content = {
+            "settings": asdict(self._settings), "num_steps": self.num_steps, "step": self.step,
+            "head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(),
+        }  # fmt: skip
+        unfinished = folder / f".{CHECKPOINT}"
+        torch.save(content, unfinished)
+        os.replace(unfinished, folder / CHECKPOINT)
+
+    def resume(self, folder: Path) -> None:
+        """Goes on where a saved one stood, if there is one. Raises ConfigError for one of other settings."""
+        file = folder / CHECKPOINT
+        if not file.exists():
+            return
+        content = torch.load(file, map_location=self._target.lm_head.device, weights_only=True)
+        own = {**asdict(self._settings), "num_steps": self.num_steps}
+        saved = {**content["settings"], "num_steps": content["num_steps"]}
+        if changed := [
+            f"{name} {saved.get(name)}, not {own[name]}" for name in own if saved.get(name) != own[name]
+        ]:
+            raise ConfigError(
+                f"{file} was made with {', '.join(changed)}; give the same settings and data, or another --out"
+            )
+        self.head.load_state_dict(content["head"])
+        self._optimizer.load_state_dict(content["optimizer"])
+        self.step = content["step"]
+
+
+def _length(answer: Answer, max_length: int) -> int:
+    return min(len(answer.prompt) + len(answer.answer), max_length)
+
+
+def _share_of_rate(step: int, num_steps: int) -> float:
+    """Returns the share of the learning rate: a straight line up, then half a cosine down to 0."""
+    rising = max(round(WARM_UP_SHARE * num_steps), 1)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 + 0.5 * math.cos(math.pi * (step - rising) / max(num_steps - rising, 1))
