@@ -53,6 +53,7 @@ SERVE_GROUPS = {
     "scheduling and memory": options.SCHEDULING,
 }
 FLEET_GROUPS = {"fleet": options.FLEET, **SERVE_GROUPS}
+FLEET_STATUS, FLEET_STATUS_GROUPS = "fleet status", {"fleet": [options.URL]}
 COMPLETE_GROUPS = {
     "generation": options.GENERATION,
     "model": options.MODEL,
@@ -115,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "serve": (_serve, SERVE_GROUPS),
         "warmup": (_warm_up, SERVE_GROUPS),
         "fleet": (_fleet, FLEET_GROUPS),
+        FLEET_STATUS: (_fleet_status, FLEET_STATUS_GROUPS),
         "chat": (_chat, CHAT_GROUPS),
         "inspect": (_inspect, INSPECT_GROUPS),
         "complete": (_complete, COMPLETE_GROUPS),
@@ -158,6 +160,8 @@ def _with_config_file(settings: Settings) -> Settings:
 def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
     program where it, or the environment, cannot be taken."""
+    if argv[:2] == FLEET_STATUS.split():
+        return [FLEET_STATUS, *argv[2:]], []
     command = argv[0] if argv else ""
     try:
         refuse_unknown_command(command, NAMES)
@@ -185,7 +189,7 @@ def _told_of_unknown(argument: str, known: Sequence[str]) -> str:
 
 def _end_with_usage(command: str, error: str) -> NoReturn:
     program = f"headway {command}".strip()
-    usage = {"": "COMMAND", "complete": "PROMPT", "chat": ""}.get(command, "[MODEL]")
+    usage = {"": "COMMAND", "complete": "PROMPT", "chat": "", FLEET_STATUS: ""}.get(command, "[MODEL]")
     print(
         f"usage: {program} {usage}".rstrip() + f" [--FLAG VALUE ...]\n{program}: error: {error}",
         file=sys.stderr,
@@ -214,9 +218,13 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     fleet_parser = commands.add_parser(
         "fleet", help="start several servers of one model behind one address, on Ray Serve",
         description="Starts Ray Serve on this machine, and one `headway serve` a replica. Its other options are those of these servers. "
-        "Needs the extra ray. For several machines see docs/fleet.md.", allow_abbrev=False,
+        "Needs the extra ray. `headway fleet status` tells of one that runs. For several machines see docs/fleet.md.", allow_abbrev=False,
     )  # fmt: skip
     fleet_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    status_parser = commands.add_parser(
+        FLEET_STATUS, prog=f"headway {FLEET_STATUS}", allow_abbrev=False,
+        description="Tells the replicas of a running fleet: state, requests, KV cache, and why requests came to each.",
+    )  # fmt: skip
     chat_parser = commands.add_parser(
         "chat", help="chat in the terminal with a running server", allow_abbrev=False,
         description="Chats with a server that runs, of Headway or another with OpenAI's API. Without a terminal each line of stdin "
@@ -257,6 +265,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         (serve_parser, SERVE_GROUPS),
         (warmup_parser, SERVE_GROUPS),
         (fleet_parser, FLEET_GROUPS),
+        (status_parser, FLEET_STATUS_GROUPS),
         (complete_parser, COMPLETE_GROUPS),
         (chat_parser, CHAT_GROUPS),
         (inspect_parser, INSPECT_GROUPS),
@@ -331,6 +340,12 @@ def _fleet(settings: Settings) -> int:
             f"headway fleet needs Ray Serve ({error}); install it: pip install 'headway[ray]'"
         ) from None
     status: int = module.fleet(settings, config, _source(settings, values))
+    return status
+
+
+def _fleet_status(settings: Settings) -> int:
+    url = settings.value(options.URL)
+    status: int = importlib.import_module("headway.server.fleet.status").status(url)
     return status
 
 

@@ -337,8 +337,9 @@ INSPECTION = [
     Option("json", parse_switch, False, "print one JSON object"),
     *(option for option in REQUESTS if option.flag in ("chat-template", "tool-format")),
 ]  # fmt: skip
+URL = Option("url", parse_url, "http://localhost:8000", "where the server is", "URL")
 CHAT = [
-    Option("url", parse_url, "http://localhost:8000", "where the server is", "URL"),
+    URL,
     Option("api-key", parse_key, None, "the key that the server wants; better in the variable: others see the command line",
            "KEY", is_secret=True),
     Option("system", str, None, "a message that says what the model is to be (default: the model's own)", "TEXT"),

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from headway.engine import HeadwayError
 
 Headers = list[tuple[bytes, bytes]]
+# Why a request is sent to a replica: it owns the beginning; the owner has too much to do; the body has no
+# prompt; or as the routings of these names say.
+REASONS = ("prefix", "spilled", "no-prefix", "least-loaded", "round-robin")
 
 # Of one connection, not of the message that goes over it (RFC 9110, 7.6.1 and 10.1.1).
 _HOP_BY_HOP = frozenset((
@@ -23,7 +26,7 @@ class ReplicaError(HeadwayError):
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
     """An HTTP request as the client sent it. target: path and query, percent-encoded. key: what the router
-    finds an owner by; empty where any replica will do.
+    finds an owner by; empty where any replica will do. reason: the router's, one of REASONS.
 
     name, created_unix, told, num_sent: as `Continuation` has them; told by marks, as JSON.
     """
@@ -37,6 +40,7 @@ class ForwardedRequest:
     created_unix: int
     told: tuple[bytes, ...] = ()
     num_sent: int = 0
+    reason: str = "no-prefix"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,28 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from headway.server.base.continuation import JOURNAL
 from headway.server.fleet.child_server import ChildServer, Texts
 from headway.server.fleet.messages import ForwardedRequest, Part, ReplicaError, ResponseStart, end_to_end
+from headway.server.fleet.metrics import RoutedMetrics
+from headway.server.fleet.scaling import KV_CACHE_USAGE
 from headway.server.fleet.stream import coalesced, seconds_between, without_marks
 from headway.server.http.continued import HEADER, header_of
 
 READY_SECONDS = 3600.0  # a model of hundreds of gigabytes that is downloaded first
 HEALTH_SECONDS = 20.0
+STATISTICS_SECONDS = 5.0  # for /metrics and /load
 # The client's headers go on as they are, and no others with them.
 _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
 CONTENT_LENGTH = "content-length"  # of the body that is sent: an ingress may have cut it
 _ADDED_BY_RAY = (b"date", b"server", b"x-request-id")
+
+
+class _Load(msgspec.Struct):
+    kv_cache_usage_ratio: float
 
 
 def _leave() -> None:
@@ -37,10 +45,13 @@ class Replica:
         model: str | None,
         flags: Texts,
         drain_seconds: float,
+        read_name: Callable[[], str],
         leave: Callable[[], object] = _leave,
     ) -> None:
-        """Returns when the server is ready. leave: ends the process when the server has ended; Ray then
-        starts another replica. Raises ReplicaError."""
+        """Returns when the server is ready. read_name: returns what Ray calls this replica. leave: ends the
+        process when the server has ended; Ray then starts another replica. Raises ReplicaError."""
+        self._name = read_name()
+        self._routed = RoutedMetrics()
         self._drain_seconds = drain_seconds
         self._key = secrets.token_hex()
         self._server = ChildServer(model, flags, environment={"HEADWAY_FLEET_KEY": self._key})
@@ -56,6 +67,7 @@ class Replica:
     async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | Part, None]:
         """Yields the start of the answer and then the rest of its body. Closing it hangs up, which ends what
         still runs. Raises ReplicaError when the answer breaks off."""
+        self._routed.count(request.reason, is_continued=bool(request.told))
         before = b"[" + b",".join(request.told) + b"]" if request.told else b""
         header = header_of(self._key, request.name, request.created_unix, request.num_sent, len(before))
         given = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in end_to_end(request.headers)]
@@ -83,19 +95,35 @@ class Replica:
         """Raises ReplicaError where the server has ended or cannot serve again; Ray then replaces the
         replica."""
         self._server.check()
-        seconds = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
-        try:
-            async with self._open_session().get("http://localhost/health", timeout=seconds) as answer:
-                if answer.status != 200:
-                    raise ReplicaError(f"/health has status {answer.status}: {await answer.text()}")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ReplicaError(f"/health does not answer: {error!r}") from None
+        await self._get("/health", HEALTH_SECONDS)
+
+    async def metrics(self) -> tuple[str, bytes]:
+        """Returns the replica's name and Prometheus' text: its server's and what was routed here. Raises
+        ReplicaError."""
+        return self._name, await self._get("/metrics", STATISTICS_SECONDS) + self._routed.text()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray calls it where a policy reads it. Raises ReplicaError."""
+        load = msgspec.json.decode(await self._get("/load", STATISTICS_SECONDS), type=_Load)
+        return {KV_CACHE_USAGE: load.kv_cache_usage_ratio}
 
     async def __del__(self) -> None:
         """Ray calls it once when the replica is to end and nothing runs any more."""
         if self._session is not None:
             await self._session.close()
         await asyncio.to_thread(self._server.end, self._drain_seconds)
+
+    async def _get(self, path: str, seconds: float) -> bytes:
+        """Raises ReplicaError for any status but 200."""
+        limit = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self._open_session().get(f"http://localhost{path}", timeout=limit) as answer:
+                body: bytes = await answer.read()
+                if answer.status != 200:
+                    raise ReplicaError(f"{path} has status {answer.status}: {body.decode(errors='replace')}")
+                return body
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ReplicaError(f"{path} does not answer: {error!r}") from None
 
     async def _parts(self, pieces: AsyncIterator[bytes], is_journaled: bool) -> AsyncGenerator[Part, None]:
         self._num_open += 1

@@ -7,6 +7,7 @@ it is assumed that it has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
@@ -15,13 +16,14 @@ from headway.server.fleet.ring import least_loaded, preferred
 from headway.server.fleet.settings import Routing
 
 Loads = Mapping[str, int]
+Choice = tuple[str, Sequence[str]]  # the reason, one of REASONS, and replicas
 
 
 class FleetRouter(RequestRouter):
     """Mutable as its base; it keeps nothing of a request, only whose turn it is."""
 
     def initialize_state(self, routing: Routing = "prefix") -> None:
-        self._choose: Callable[[bytes, Loads], Sequence[str]] = {
+        self._choose: Callable[[bytes, Loads], Choice] = {
             "prefix": _by_prefix,
             "least-loaded": _by_load,
             "round-robin": self._in_turn,
@@ -31,7 +33,7 @@ class FleetRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns the chosen ones, and after them all: a full one takes nothing."""
+        """Returns the chosen ones, and after them all: a full one takes nothing. Tells the request why."""
         if not candidate_replicas or pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
@@ -40,18 +42,21 @@ class FleetRouter(RequestRouter):
         loads = {name: cache.get(replica.replica_id) or 0 for name, replica in by_name.items()}
         request = pending_request.args[0]
         assert isinstance(request, ForwardedRequest)
-        chosen = self._choose(request.key, loads)
+        reason, chosen = self._choose(request.key, loads)
+        pending_request.args[0] = replace(request, reason=reason)
         return [[by_name[name] for name in chosen], candidate_replicas]
 
-    def _in_turn(self, key: bytes, loads: Loads) -> Sequence[str]:
+    def _in_turn(self, key: bytes, loads: Loads) -> Choice:
         self._turn += 1
-        return [sorted(loads)[self._turn % len(loads)]]
+        return "round-robin", [sorted(loads)[self._turn % len(loads)]]
 
 
-def _by_load(key: bytes, loads: Loads) -> Sequence[str]:
-    return least_loaded(loads)
+def _by_load(key: bytes, loads: Loads) -> Choice:
+    return "least-loaded", least_loaded(loads)
 
 
-def _by_prefix(key: bytes, loads: Loads) -> Sequence[str]:
-    owner = preferred(key, loads) if key else None
-    return least_loaded(loads) if owner is None else [owner]
+def _by_prefix(key: bytes, loads: Loads) -> Choice:
+    if not key:
+        return "no-prefix", least_loaded(loads)
+    owner = preferred(key, loads)
+    return ("spilled", least_loaded(loads)) if owner is None else ("prefix", [owner])

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-from headway_testing.daemon import KV_CACHE, START_SECONDS, Server, headway_command, start_server, stop_server
+from headway_testing.daemon import KV_CACHE, Server, headway_command, start_server, stop_server
+from headway_testing.fleets import (
+    LASTING,
+    Fleet,
+    command_of,
+    completion,
+    descendants,
+    end,
+    events_of,
+    free_port,
+    load_of,
+    parent_of,
+    started,
+    wait_until,
+)
 from headway_testing.killing import Killing, ask, mixed_requests
+from headway_testing.prometheus import (
+    RULES,
+    is_of_fleets,
+    panel_queries,
+    rules,
+    running_prometheus,
+    selectors,
+)
 
 pytestmark = [
     pytest.mark.fleet,
@@ -34,94 +54,6 @@ FLAGS = ("--threads", "1", "--depth", "3", *KV_CACHE)
 NUM_REPLICAS = 2
 VOCAB_SIZE = 4096
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A running `headway fleet`, or Ray's own command with a configuration."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-
-    def servers(self) -> list[int]:
-        """The processes of `headway serve`."""
-        found = [pid for pid in descendants(self.process.pid) if "--unix-socket" in command_of(pid)]
-        return sorted(pid for pid in found if "headway.server.fleet.bound" not in command_of(pid))
-
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def wait_for_replicas(self, *, without: int) -> None:
-        """Waits until as many servers run as are to, the killed one not among them, and all are ready."""
-        wait_until(lambda: len(set(self.servers()) - {without}) == NUM_REPLICAS)
-        wait_until(lambda: all(self.is_ready() for _ in range(6)))
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            children.setdefault(parent_of(int(folder.name)), []).append(int(folder.name))
-        except OSError:
-            continue
-    found, todo = [], [root]
-    while todo:
-        todo += (below := children.get(todo.pop(), []))
-        found += below
-    return found
-
-
-def load_of(server: int) -> dict[str, int]:
-    """Returns what one server has to do."""
-    path = command_of(server).partition("--unix-socket ")[2].split()[0]
-    with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
-        return client.get("http://localhost/load").json()
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def started(command: list[str], port: int, folder: Path) -> Fleet:
-    log = folder / "log"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=environment)
-    fleet = Fleet(f"http://127.0.0.1:{port}", process)
-    try:
-        wait_until(lambda: process.poll() is not None or fleet.is_ready())
-        assert process.poll() is None
-    except AssertionError:
-        process.kill()
-        process.wait()
-        raise AssertionError(log.read_text(errors="replace")) from None
-    return fleet
-
-
-def end(fleet: Fleet, number: signal.Signals = signal.SIGTERM) -> int:
-    """Returns the exit status. No process is left."""
-    below = {pid: command_of(pid) for pid in descendants(fleet.process.pid)}
-    fleet.process.send_signal(number)
-    status = fleet.process.wait(timeout=90)
-    wait_until(lambda: not any(command and command_of(pid) == command for pid, command in below.items()), 20)
-    return status
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +102,6 @@ def text_of(content: Any) -> str:
     return "".join(map(text_of, content)) if isinstance(content, list) else ""
 
 
-def events_of(answer: httpx.Response) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
 @pytest.mark.parametrize("path", PLACES)
 def test_places_answer_as_those_of_one_server(fleet: Fleet, single: Server, path: str) -> None:
     one, other = (httpx.get(f"{url}{path}") for url in (fleet.url, single.url))
@@ -218,23 +145,6 @@ def test_what_is_wrong_is_refused_as_one_server_does(
     assert one.json()["error"]["type"] == other.json()["error"]["type"]
 
 
-def completion(url: str, number: int, **fields: Any) -> str:
-    body = {
-        "prompt": f"def f{number}(x):\n    ",
-        "max_tokens": 60,
-        "seed": number,
-        "temperature": 0.9,
-    } | fields
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
-    assert answer.status_code == 200, answer.text
-    if fields.get("stream"):
-        events = events_of(answer)
-        assert answer.text.endswith("data: [DONE]\n\n")
-        assert len({event["id"] for event in events}) == 1
-        return "".join(event["choices"][0]["text"] for event in events)
-    return answer.json()["choices"][0]["text"]
-
-
 def test_forty_seeded_requests_get_the_texts_of_one_server(fleet: Fleet, single: Server) -> None:
     with ThreadPoolExecutor(20) as pool:
         wanted = list(pool.map(lambda i: completion(single.url, i), range(40)))
@@ -253,6 +163,37 @@ def test_requests_that_begin_alike_find_their_beginning_in_a_cache(fleet: Fleet,
         assert (usage["prompt_tokens_details"]["cached_tokens"] > 100) == (number > 0)
 
 
+def test_prometheus_has_what_the_fleets_panels_and_alerts_read(fleet: Fleet, tmp_path: Path) -> None:
+    config = yaml.safe_load((RULES / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
+    config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [fleet.url.removeprefix("http://")]}]
+    panels = {title: query for title, query in panel_queries() if is_of_fleets(query)}
+    alerts = [rule for rule in rules("alert") if is_of_fleets(rule["expr"])]
+    read = {selector.partition("{")[0] for rule in alerts for selector in selectors(rule["expr"])}
+    assert len(panels) >= 7
+    assert len(alerts) >= 4
+    with contextmanager(running_prometheus)(tmp_path, config) as running:
+        for number in range(3):
+            completion(fleet.url, number)
+            running.wait_for_scrape()
+        assert [title for title, query in panels.items() if not running.query(query)] == []
+        assert [name for name in read if not running.query(name)] == []
+        found = {rule["name"]: rule for rule in running.rules()}
+        assert {found[rule["alert"]]["state"] for rule in alerts} == {"inactive"}
+        replicas = running.query("count by (instance) (headway_engine_state{state='serving'} == 1)")
+        assert [value for _, value in replicas] == [NUM_REPLICAS]
+
+
+def test_status_tells_of_both_replicas(fleet: Fleet) -> None:
+    command = headway_command("fleet", "status", "--url", fleet.url)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, _, *rows = done.stdout.splitlines()
+    assert first == f"{fleet.url}: {NUM_REPLICAS} running"
+    assert [row.split()[2] for row in rows] == ["serving"] * NUM_REPLICAS
+    assert "prefix" in done.stdout
+
+
 def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
     def running() -> int:
         return sum(load["num_requests"] for load in map(load_of, fleet.servers()))
@@ -264,24 +205,21 @@ def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
     wait_until(lambda: running() == 0, 20)
 
 
-LASTING = {"max_tokens": 200, "ignore_eos": True}
-
-
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", ["engine", "server", "actor"])
-def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str) -> None:
+def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str, num_kills: int) -> None:
     with ThreadPoolExecutor(16) as pool:
-        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(12)))
-        asked: list[Future[str]] = [
-            pool.submit(completion, fleet.url, i, stream=i < 8, **LASTING) for i in range(12)
-        ]
-        time.sleep(3.0)
-        server = fleet.servers()[0]
-        engine = next(pid for pid in descendants(server) if "headway.engine.process" in command_of(pid))
-        victim = {"engine": engine, "server": server, "actor": parent_of(server)}[what]
-        assert not any(future.done() for future in asked[:8])
-        os.kill(victim, signal.SIGKILL)
-        assert [future.result() for future in asked] == wanted
-    fleet.wait_for_replicas(without=server if what != "engine" else 0)
+        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(16)))
+        for number in range(num_kills):
+            asked = [pool.submit(completion, fleet.url, i, stream=i < 12, **LASTING) for i in range(16)]
+            time.sleep(3.0)
+            server = fleet.servers()[number % NUM_REPLICAS]
+            engine = next(pid for pid in descendants(server) if "headway.engine.process" in command_of(pid))
+            victim = {"engine": engine, "server": server, "actor": parent_of(server)}[what]
+            assert not all(future.done() for future in asked)
+            os.kill(victim, signal.SIGKILL)
+            assert [future.result() for future in asked] == wanted
+            fleet.wait_for_replicas(NUM_REPLICAS, without=server if what != "engine" else 0)
 
 
 async def test_random_requests_are_the_same_while_servers_are_killed(fleet: Fleet) -> None:
@@ -296,7 +234,7 @@ async def test_random_requests_are_the_same_while_servers_are_killed(fleet: Flee
             os.kill(killed, signal.SIGKILL)
             got = await asyncio.gather(*asked)
             assert [(i, found) for i, found in enumerate(got) if found != wanted[i]] == []
-            await asyncio.to_thread(fleet.wait_for_replicas, without=killed)
+            await asyncio.to_thread(fleet.wait_for_replicas, NUM_REPLICAS, without=killed)
 
 
 def test_a_signal_lets_streams_finish_and_leaves_no_process(fleet: Fleet, single: Server) -> None:
@@ -350,9 +288,3 @@ def test_the_files_of_deploy_are_configurations_of_ray() -> None:
     service = yaml.safe_load((ROOT / "deploy/ray/rayservice.yaml").read_text())["spec"]["serveConfigV2"]
     for text in (plain, service):
         subprocess.run([sys.executable, "-P", "-c", code], input=text, text=True, check=True, timeout=60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

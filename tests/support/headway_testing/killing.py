@@ -19,7 +19,7 @@ from headway_testing.daemon import Server
 from headway_testing.exact_http import first_difference, lasting
 from headway_testing.random_requests import Body, random_body
 
-COMPANY = 12
+COMPANY = 16
 JOINED = {"text", "content", "reasoning", "reasoning_content", "arguments"}
 Request = tuple[str, Body]
 
