@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -61,12 +63,12 @@ async def root(request: Request) -> Response:
 
 @router.get("/favicon.ico")
 async def favicon() -> Response:
-    return _file("icon.svg")
+    return page_file("icon.svg")
 
 
 @router.get("/dashboard")
 async def dashboard() -> Response:
-    return _file("index.html")
+    return page_file("index.html")
 
 
 @router.get("/dashboard/data")
@@ -83,11 +85,11 @@ async def dashboard_data(request: Request) -> Response:
 async def dashboard_file(name: str) -> Response:
     if name not in FILES:
         raise ApiError(f"there is no /dashboard/{name} here", status=404, code="not_found")
-    return _file(name)
+    return page_file(name)
 
 
-def _file(name: str) -> Response:
-    return Response(FILES[name], headers=HEADERS, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
+def page_file(name: str, headers: Mapping[str, str] = HEADERS) -> Response:
+    return Response(FILES[name], headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
 
 def _facts(services: Services) -> ServerFacts:
