@@ -12,6 +12,10 @@ const FIELDS = [
   { id: "chat-top-k", read: numberIn, put: (body, value) => (body.top_k = value) },
   { id: "chat-min-p", read: numberIn, put: (body, value) => (body.min_p = value) },
   { id: "chat-max-tokens", read: numberIn, put: (body, value) => (body.max_tokens = value) },
+  { id: "chat-presence-penalty", read: numberIn, put: (body, value) => (body.presence_penalty = value) },
+  { id: "chat-frequency-penalty", read: numberIn, put: (body, value) => (body.frequency_penalty = value) },
+  { id: "chat-repetition-penalty", read: numberIn, put: (body, value) => (body.repetition_penalty = value) },
+  { id: "chat-stop-at", read: textIn, put: (body, value) => (body.stop = value) },
   { id: "chat-seed", read: numberIn, put: (body, value) => (body.seed = value) },
   { id: "chat-thinking", read: chosenIn, put: (body, value) => (body.reasoning_effort = value) },
   { id: "chat-thinking-budget", read: numberIn, put: (body, value) => (body.thinking_budget_tokens = value) },
@@ -52,6 +56,10 @@ export class ChatSettings {
     $("chat-settings-toggle").addEventListener("click", () => {
       this.open(this.form.hidden);
       if (!this.form.hidden) $("chat-settings-title").focus();
+    });
+    $("chat-settings-done").addEventListener("click", () => {
+      this.open(false);
+      $("chat-settings-toggle").focus();
     });
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("change", ({ target }) => {
@@ -125,6 +133,10 @@ export class ChatSettings {
 
 function isOffered({ id }) {
   return !$(id).closest("[data-needs][hidden]");
+}
+
+function textIn(input) {
+  return input.value || null;
 }
 
 function chosenIn(menu) {
