@@ -100,7 +100,7 @@ examples:
   headway serve ORG/NAME --kv-cache-memory 8GiB     from the Hub
 
 then:
-  curl localhost:8000/v1/completions -d '{"prompt":"def read_config(path):\\n","max_tokens":64}'
+  curl localhost:8000/v1/completions -d '{"prompt":"def read_config(path):\\n","max_tokens":64,"repetition_penalty":1.1}'
 """
 
 
