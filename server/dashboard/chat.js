@@ -35,8 +35,9 @@ export class Chat {
   }
 
   // parameters: as ChatSettings has them; null where they are not known.
-  setServer({ model, depth, chat_note: note }, parameters) {
+  setServer({ model, depth, chat_note: note, sampling }, parameters) {
     this.model = model;
+    this.settings.setDefaults(sampling);
     $("chat-note").textContent = note ? `This model ${note}.` : "";
     if (depth !== null && depth !== this.depth) {
       this.depth = depth;

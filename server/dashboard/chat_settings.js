@@ -87,6 +87,11 @@ export class ChatSettings {
     menu.value = chosen && chosen <= depth ? chosen : "";
   }
 
+  // sampling: the values that a request gets where its fields are left out.
+  setDefaults(sampling) {
+    for (const [name, value] of Object.entries(sampling)) $(`chat-${name.replace("_", "-")}`).placeholder = value;
+  }
+
   // parameters: the fields of a chat that the model takes, as GET /v1/models names them.
   setParameters(parameters) {
     for (const part of this.form.querySelectorAll("[data-needs]")) part.hidden = !parameters.includes(part.dataset.needs);

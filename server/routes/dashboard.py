@@ -17,6 +17,15 @@ from headway.server.requests.services import Services, max_draft_tokens, service
 from headway.server.telemetry.history import QUANTILES, Point
 
 router = APIRouter()
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 HEADERS = {
     "Cache-Control": "no-cache",
     # uPlot sets styles by script, which needs no exception; nothing is loaded from elsewhere.
@@ -28,13 +37,15 @@ HEADERS = {
 
 class ServerFacts(msgspec.Struct):
     """The server's facts on the page. None while the engine loads for the first time; chat_note: None where
-    there is nothing that people should know of the model's chats."""
+    there is nothing that people should know of the model's chats. sampling: what the model's requests get by
+    default."""
 
     version: str
     model: str
     state: State
     can_chat: bool
     chat_note: str | None
+    sampling: dict[str, float]
     device: str | None = None
     dtype: str | None = None
     drafter: str | None = None
@@ -101,6 +112,7 @@ def _facts(services: Services) -> ServerFacts:
         services.engine.status().state,
         services.chat is not None,
         services.chat_note,
+        {name: getattr(services.tokenizer.default_sampling, name) for name in SAMPLING},
     )
     if info is not None:
         facts.device, facts.dtype, facts.max_running = info.device, info.dtype, info.max_running

@@ -31,6 +31,8 @@ ALWAYS = {"messages", "stream", "speculation"}
 
 
 async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine: FakeEngine) -> None:
+    await expect(chat.find("#chat-temperature")).to_have_attribute("placeholder", "1")
+    await expect(chat.find("#chat-repetition-penalty")).to_have_attribute("placeholder", "1")
     await chat.ask("Hello")
     assert set(chat.bodies[0]) == ALWAYS
     assert engine.submitted[0].max_draft_tokens is None
