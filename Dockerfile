@@ -16,7 +16,8 @@ COPY pyproject.toml constraints.txt ./
 RUN python3 -m venv /opt/headway \
     && /opt/headway/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['otel'], sep='\n')" > requirements.txt \
     && /opt/headway/bin/pip install --no-cache-dir -c constraints.txt -r requirements.txt
-COPY README.md LICENSE ./
+COPY README.md CHANGELOG.md LICENSE ./
+COPY docs/ docs/
 COPY src/ src/
 COPY server/ server/
 COPY engine/ engine/

@@ -117,7 +117,7 @@ format: $(VENV)/.ready-test
 
 # Pages that are written from the code.
 docs: $(VENV)/.ready-test
-	$(BIN)/python -P docs/metrics_page.py
+	$(BIN)/python -P tools/metrics_page.py
 	$(BIN)/python -P deploy/grafana/build_dashboard.py
 
 clean:

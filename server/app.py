@@ -22,6 +22,7 @@ from headway.server.routes import (
     completions,
     dashboard,
     description,
+    docs,
     messages,
     models,
     ops,
@@ -64,6 +65,7 @@ def create_app(
         admin,
         description,
         dashboard,
+        docs,
     ):
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)

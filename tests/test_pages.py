@@ -1,4 +1,4 @@
-"""The links of the pages lead somewhere, and so do the walks and the tree of the README."""
+"""The links of the pages lead somewhere, and so do the walks and the tree of the README; pages stay short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# The most words of the pages that are read from top to bottom.
+LIMITS = {"README": 1600, "running": 2500} | dict.fromkeys(
+    ("models", "clients", "from_other_servers", "exactness", "troubleshooting"), 900
+)
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -28,6 +33,11 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             astray.append(link)
     assert astray == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem in LIMITS], ids=lambda page: page.name)
+def test_pages_for_users_are_short(page: Path) -> None:
+    assert len(page.read_text().split()) <= LIMITS[page.stem]
 
 
 def files_of_the_walks(page: str) -> Iterator[str]:

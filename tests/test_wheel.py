@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("server", "engine", "kernels")
-PACKAGED = ("src", *PACKAGES, "pyproject.toml", "README.md", "LICENSE")
+PACKAGED = ("src", *PACKAGES, "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,10 @@ def test_what_is_not_code_is_in_the_wheel_too(wheel: Path) -> None:
     wanted |= {f"headway/{name}py.typed" for name in ("", "server/", "engine/", "kernels/")}
     page = [path for path in (ROOT / "server/dashboard").iterdir() if path.is_file()]
     wanted |= {f"headway/server/dashboard/{path.name}" for path in page}
+    docs = [path for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".png", ".svg")]
+    wanted |= {"headway/README.md", "headway/CHANGELOG.md", *(f"headway/docs/{path.name}" for path in docs)}
     assert len(page) > 8
+    assert len(docs) > 20
     assert wanted - names_in(wheel) == set()
 
 

@@ -64,4 +64,4 @@ def help_for(path: str) -> str | None:
     if fit is None:
         return None
     others = ", ".join(served for served in _SERVED if f"use {served}" != fit)
-    return f"{fit}; also served: {others}. docs/api.md describes them"
+    return f"{fit}; also served: {others}. /docs/api.md describes them"

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 import msgspec
+import shtab
 
 from headway import __version__
 from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging, wanted_drafter
@@ -66,6 +67,7 @@ INSPECT_GROUPS = {
     "speculation": options.SPECULATION,
     "scheduling and memory": options.SCHEDULING,
 }
+COMPLETION = "--print-completion"
 NAMES = ("serve", "chat", "complete", "inspect", "warmup", "fleet", "quantize", "head", "bench")
 # Their command lines may be written for another server.
 FLAGS_OF_SERVERS = {
@@ -99,7 +101,7 @@ examples:
   headway serve ORG/NAME --kv-cache-memory 8GiB     from the Hub
 
 then:
-  curl localhost:8000/v1/completions -d '{"prompt":"def read_config(path):\\n","max_tokens":64}'
+  curl localhost:8000/v1/completions -d '{"prompt":"def read_config(path):\\n","max_tokens":64,"repetition_penalty":1.1}'
 """
 
 
@@ -109,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
     if given and given[0] in OF_THE_ENGINE:
         return _run_on_engine(given[0], given[1:])
-    arguments, unknown = _parser(shows_all="--help-all" in given).parse_known_args(
+    arguments, unknown = _parser(shows_all=not {"--help-all", COMPLETION}.isdisjoint(given)).parse_known_args(
         given, argparse.Namespace(remarks=remarks)
     )
     runs = {
@@ -202,25 +204,25 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         prog="headway", description="Serves large language models, fast through their own MTP heads."
     )
     parser.add_argument("--version", action="version", version=f"headway {__version__}")
+    shtab.add_argument_to(
+        parser, COMPLETION, "print what completes commands and flags in this shell, and exit"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     formatter = argparse.RawDescriptionHelpFormatter
     serve_parser = commands.add_parser(
         "serve", help="start the HTTP server", epilog=SERVE_EPILOG, formatter_class=formatter,
         description="Serves one model over the OpenAI HTTP API.", allow_abbrev=False,
     )  # fmt: skip
-    serve_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     warmup_parser = commands.add_parser(
         "warmup", help="compile the kernels that serve needs on this GPU, and end",
         description="Fills Triton's cache (TRITON_CACHE_DIR), in an image build or before a rollout, so that `headway serve` "
         "with the same options compiles nothing. Needs a GPU of the kind that will serve.", allow_abbrev=False,
     )  # fmt: skip
-    warmup_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     fleet_parser = commands.add_parser(
         "fleet", help="start several servers of one model behind one address, on Ray Serve",
         description="Starts Ray Serve on this machine, and one `headway serve` a replica. Its other options are those of these servers. "
         "Needs the extra ray. `headway fleet status` tells of one that runs. For several machines see docs/fleet.md.", allow_abbrev=False,
     )  # fmt: skip
-    fleet_parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     status_parser = commands.add_parser(
         FLEET_STATUS, prog=f"headway {FLEET_STATUS}", allow_abbrev=False,
         description="Tells the replicas of a running fleet: state, requests, KV cache, and why requests came to each.",
@@ -235,7 +237,10 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         "inspect", help="tell what a model folder holds, whether it can be served, and what fits", allow_abbrev=False,
         description=INSPECT_DESCRIPTION,
     )  # fmt: skip
-    inspect_parser.add_argument("model", nargs="?", metavar="MODEL", help=INSPECT_MODEL_HELP)
+    for command in (serve_parser, warmup_parser, fleet_parser, inspect_parser):
+        text = INSPECT_MODEL_HELP if command is inspect_parser else MODEL_HELP
+        model = command.add_argument("model", nargs="?", metavar="MODEL", help=text)
+        model.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     complete_parser = commands.add_parser(
         "complete", help="complete a prompt in the terminal, without a server",
         description="Streams the completion of a prompt to the terminal.", allow_abbrev=False,

@@ -27,7 +27,7 @@ PHASES: dict[Phase, str] = {
     "capture": "trying and capturing steps",
     "serve": "ready",
 }
-COMPLETION = {"prompt": "def read_config(path):\n", "max_tokens": 64}
+COMPLETION = {"prompt": "def read_config(path):\n", "max_tokens": 64, "repetition_penalty": 1.1}
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 
 

@@ -183,7 +183,7 @@ def refusal(flag: str, name: str, flags: Collection[str], value: str | None = No
 def refuse_unknown_command(argument: str, commands: Collection[str]) -> None:
     """Raises UsageError for a first argument that is no command. A flag's value is not told: it may be a
     key."""
-    if argument in ("", *commands, "-h", "--help", "--version"):
+    if argument in ("", *commands, "-h", "--help", "--version", "--print-completion"):
         return
     if argument.startswith("-"):
         flag = argument.partition("=")[0]

@@ -1,10 +1,11 @@
 // The chat: sends the conversation, shows the answer while it streams, and lets people stop, repeat and change it.
 import { Announcer } from "./announcer.js";
 import { Answer } from "./answer.js";
+import { Attachments } from "./attachments.js";
 import { ChatList } from "./chat_list.js";
 import { ChatSettings } from "./chat_settings.js";
 import { showLegend } from "./coloured_text.js";
-import { Conversation } from "./conversation.js";
+import { Conversation, newAnswer } from "./conversation.js";
 import { AnswerView, isSend, QuestionView, ResultView } from "./messages.js";
 import { streamOf } from "./stream.js";
 
@@ -15,6 +16,7 @@ export class Chat {
     this.conversation = new Conversation();
     this.settings = new ChatSettings();
     this.announcer = new Announcer($("chat-said"));
+    this.attachments = new Attachments((text) => this.#warn(text));
     this.list = new ChatList({
       currentId: () => this.conversation.id,
       onOpen: (id) => {
@@ -33,8 +35,9 @@ export class Chat {
   }
 
   // parameters: as ChatSettings has them; null where they are not known.
-  setServer({ model, depth, chat_note: note }, parameters) {
+  setServer({ model, depth, chat_note: note, sampling }, parameters) {
     this.model = model;
+    this.settings.setDefaults(sampling);
     $("chat-note").textContent = note ? `This model ${note}.` : "";
     if (depth !== null && depth !== this.depth) {
       this.depth = depth;
@@ -85,14 +88,14 @@ export class Chat {
     }
     this.#ask(() => {
       $("chat-input").value = "";
-      this.#add({ role: "user", content });
+      this.#add({ role: "user", content, files: this.attachments.take() });
     });
   }
 
   #edit(message, content) {
     this.#ask(() => {
       this.#cutBefore(message);
-      this.#add({ role: "user", content });
+      this.#add({ ...message, content });
     });
   }
 
@@ -240,13 +243,6 @@ export class Chat {
     change();
     if (isAtEnd) box.scrollTop = box.scrollHeight;
   }
-}
-
-function newAnswer(model) {
-  return {
-    role: "assistant", model, content: "", contentRuns: [], reasoning: "", reasoningRuns: [], reasoningSeconds: null, calls: [],
-    numTokens: 0, acceptedPerStep: null, tokensPerSecond: 0, ending: null, error: "",
-  };
 }
 
 // null where no drafts were wanted.

@@ -1,5 +1,5 @@
-// The list of the chats that this browser keeps: opens, renames, exports and deletes them.
-import { deleteChat, exportedChat, keptChats, renameChat } from "./conversation.js";
+// The list of the chats that this browser keeps: finds, opens, renames, exports, imports and deletes them.
+import { deleteChat, exportedChat, importChat, keptChats, renameChat } from "./conversation.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -8,16 +8,22 @@ export class ChatList {
   constructor({ currentId, onOpen, onDelete, onRename }) {
     Object.assign(this, { currentId, onOpen, onDelete, onRename });
     $("chat-list-toggle").addEventListener("click", () => this.open($("chat-list").hidden));
+    $("chat-search").addEventListener("input", () => this.show());
+    $("chat-import").addEventListener("click", () => $("chat-import-file").click());
+    $("chat-import-file").addEventListener("change", ({ target }) => this.#import(target));
   }
 
   open(isOpen) {
     $("chat-list").hidden = !isOpen;
     $("chat-list-toggle").setAttribute("aria-expanded", isOpen);
-    if (isOpen) this.show();
+    if (!isOpen) return;
+    $("chat-search").value = "";
+    $("chat-import-error").textContent = "";
+    this.show();
   }
 
   show() {
-    const chats = keptChats();
+    const chats = keptChats($("chat-search").value);
     $("chats").replaceChildren(...chats.map((chat) => this.#itemOf(chat)));
     $("no-chats").hidden = chats.length > 0;
   }
@@ -48,6 +54,17 @@ export class ChatList {
     renameChat(id, name);
     this.onRename(id, name);
     this.show();
+  }
+
+  async #import(input) {
+    const [file] = input.files;
+    input.value = ""; // the same file may be chosen again
+    try {
+      importChat(await file.text());
+      this.open(true);
+    } catch (error) {
+      $("chat-import-error").textContent = `${file.name} cannot be imported: ${error.message}. Choose a file that Export made.`;
+    }
   }
 
   #delete(id, title) {

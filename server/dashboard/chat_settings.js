@@ -12,6 +12,10 @@ const FIELDS = [
   { id: "chat-top-k", read: numberIn, put: (body, value) => (body.top_k = value) },
   { id: "chat-min-p", read: numberIn, put: (body, value) => (body.min_p = value) },
   { id: "chat-max-tokens", read: numberIn, put: (body, value) => (body.max_tokens = value) },
+  { id: "chat-presence-penalty", read: numberIn, put: (body, value) => (body.presence_penalty = value) },
+  { id: "chat-frequency-penalty", read: numberIn, put: (body, value) => (body.frequency_penalty = value) },
+  { id: "chat-repetition-penalty", read: numberIn, put: (body, value) => (body.repetition_penalty = value) },
+  { id: "chat-stop-at", read: textIn, put: (body, value) => (body.stop = value) },
   { id: "chat-seed", read: numberIn, put: (body, value) => (body.seed = value) },
   { id: "chat-thinking", read: chosenIn, put: (body, value) => (body.reasoning_effort = value) },
   { id: "chat-thinking-budget", read: numberIn, put: (body, value) => (body.thinking_budget_tokens = value) },
@@ -53,6 +57,10 @@ export class ChatSettings {
       this.open(this.form.hidden);
       if (!this.form.hidden) $("chat-settings-title").focus();
     });
+    $("chat-settings-done").addEventListener("click", () => {
+      this.open(false);
+      $("chat-settings-toggle").focus();
+    });
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("change", ({ target }) => {
       save(this.form);
@@ -77,6 +85,11 @@ export class ChatSettings {
     const options = Array.from({ length: depth }, (_, i) => new Option(`at most ${i + 1}`, i + 1));
     menu.replaceChildren(new Option("as many as the server makes", ""), new Option("none", 0), ...options);
     menu.value = chosen && chosen <= depth ? chosen : "";
+  }
+
+  // sampling: the values that a request gets where its fields are left out.
+  setDefaults(sampling) {
+    for (const [name, value] of Object.entries(sampling)) $(`chat-${name.replace("_", "-")}`).placeholder = value;
   }
 
   // parameters: the fields of a chat that the model takes, as GET /v1/models names them.
@@ -125,6 +138,10 @@ export class ChatSettings {
 
 function isOffered({ id }) {
   return !$(id).closest("[data-needs][hidden]");
+}
+
+function textIn(input) {
+  return input.value || null;
 }
 
 function chosenIn(menu) {

@@ -1,6 +1,6 @@
 // A chat's messages, and the browser's copy of them: an entry of its storage for each chat, so that tabs do not overwrite each
 // other's. Knows no page.
-//   { role: "user", content }
+//   { role: "user", content, files }   files: { name, text } each
 //   { role: "assistant", content, reasoning, calls, ... }   what else its view shows
 //   { role: "tool", callId, name, content }
 const PREFIX = "headway-chat:";
@@ -15,7 +15,7 @@ export class Conversation {
   // Goes on with a kept chat, or begins a new one where there is none with this id.
   open(id) {
     const kept = id && read(id);
-    this.id = kept ? id : `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+    this.id = kept ? id : newId();
     this.name = kept?.name ?? "";
     this.messages = kept?.messages ?? [];
     sessionStorage.setItem(CURRENT, this.id);
@@ -53,11 +53,22 @@ export class Conversation {
   }
 }
 
-// { id, title, savedAt } of all, the last one first.
-export function keptChats() {
+// An answer before its first token. Its view shows what else it holds.
+export function newAnswer(model) {
+  return {
+    role: "assistant", model, content: "", contentRuns: [], reasoning: "", reasoningRuns: [], reasoningSeconds: null, calls: [],
+    numTokens: 0, acceptedPerStep: null, tokensPerSecond: 0, ending: null, error: "",
+  };
+}
+
+// { id, title, savedAt } of those whose title or messages have the text, the last one first.
+export function keptChats(text = "") {
+  const wanted = text.trim().toLowerCase();
+  const has = (part) => part?.toLowerCase().includes(wanted);
   const ids = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX)).map((key) => key.slice(PREFIX.length));
   const chats = ids.map((id) => ({ id, ...read(id) })).filter(({ messages }) => messages);
-  return chats.map(({ id, savedAt, ...chat }) => ({ id, savedAt, title: titleOf(chat) })).sort((a, b) => b.savedAt - a.savedAt);
+  const found = chats.filter((chat) => has(titleOf(chat)) || chat.messages.some(({ content }) => has(content)));
+  return found.map(({ id, savedAt, ...chat }) => ({ id, savedAt, title: titleOf(chat) })).sort((a, b) => b.savedAt - a.savedAt);
 }
 
 export function renameChat(id, name) {
@@ -74,6 +85,39 @@ export function exportedChat(id) {
   return { title: titleOf(chat), messages: asMessages(chat.messages) };
 }
 
+// Keeps what exportedChat returned. Throws an Error that says what is wrong.
+export function importChat(text) {
+  let chat;
+  try {
+    chat = JSON.parse(text);
+  } catch {
+    throw new Error("it is no JSON");
+  }
+  const given = Array.isArray(chat?.messages) ? chat.messages : [];
+  if (given[0]?.role !== "user") throw new Error("it has no list of messages that begins with the user's");
+  const names = {};
+  const messages = given.map((message) => imported(message, names));
+  if (!write(newId(), { name: String(chat.title ?? ""), savedAt: Date.now(), messages })) throw new Error("this browser's storage is full");
+}
+
+function newId() {
+  return `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+}
+
+// names: of the tools, by the ids of their calls so far.
+function imported({ role, content, reasoning_content: reasoning, tool_call_id: callId, tool_calls: calls }, names) {
+  if (typeof (content ?? "") !== "string") throw new Error("a message is no text");
+  if (role === "user") return { role, content };
+  if (role === "tool") return { role, callId, name: names[callId] ?? "", content };
+  if (role !== "assistant") throw new Error(`a message has the role ${JSON.stringify(role)}`);
+  const answer = newAnswer("imported");
+  const runs = (text) => (text ? [{ position: 0, text }] : []);
+  Object.assign(answer, { content: content ?? "", contentRuns: runs(content), reasoning: reasoning ?? "", reasoningRuns: runs(reasoning), ending: "stop" });
+  answer.calls = (calls ?? []).map(({ id, function: called }) => ({ id, ...called }));
+  for (const { id, name } of answer.calls) names[id] = name;
+  return answer;
+}
+
 function titleOf({ name, messages }) {
   return name || messages[0].content.trim().replace(/\s+/g, " ").slice(0, TITLE_CHARACTERS);
 }
@@ -84,7 +128,7 @@ function asMessages(messages) {
 }
 
 function asMessage(message) {
-  if (message.role === "user") return { role: "user", content: message.content };
+  if (message.role === "user") return { role: "user", content: [...(message.files ?? []).map(fenced), message.content].join("\n\n") };
   if (message.role === "tool") return { role: "tool", tool_call_id: message.callId, content: message.content };
   const { content, reasoning, calls } = message;
   if (!content && !calls.length) return null;
@@ -94,6 +138,12 @@ function asMessage(message) {
     answer.tool_calls = calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
   }
   return answer;
+}
+
+// A file as a block of Markdown, whose fence is longer than any in it.
+function fenced({ name, text }) {
+  const fence = "`".repeat(Math.max(2, ...Array.from(text.matchAll(/`+/g), ([ticks]) => ticks.length)) + 1);
+  return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 function read(id) {

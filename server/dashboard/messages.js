@@ -42,6 +42,7 @@ export class QuestionView extends MessageView {
   constructor(message, onEdit) {
     super("question-template", message);
     this.find(".text").textContent = message.content;
+    this.find(".files").append(...(message.files ?? []).map(folded));
     const form = this.find("form");
     const box = this.find("textarea");
     this.find(".edit").addEventListener("click", () => this.#show(true));
@@ -68,6 +69,13 @@ export class QuestionView extends MessageView {
       box.setSelectionRange(box.value.length, box.value.length);
     } else this.find(".edit").focus();
   }
+}
+
+function folded({ name, text }) {
+  const element = clone("call-template");
+  element.querySelector("summary").textContent = name;
+  element.querySelector("pre").textContent = text;
+  return element;
 }
 
 // What the model answered. onRegenerate, onContinue. onResults: gets a text for each of its calls.
@@ -118,9 +126,7 @@ export class AnswerView extends MessageView {
   }
 
   #addCall(call) {
-    const folded = this.find(".calls").appendChild(clone("call-template"));
-    folded.querySelector("summary").textContent = `Calls ${call.name}`;
-    folded.querySelector("pre").textContent = indented(call.arguments);
+    this.find(".calls").append(folded({ name: `Calls ${call.name}`, text: indented(call.arguments) }));
     const label = this.find(".results").appendChild(document.createElement("label"));
     label.textContent = `Result of ${call.name}`;
     label.appendChild(document.createElement("textarea")).rows = 2;

@@ -23,6 +23,7 @@ OPEN_PATHS = PAGE_PATHS | {
     "/ready",
     "/version",
     "/metrics",
+    "/openapi.json",
     "/",
     "/favicon.ico",
 }  # browsers, probes and scrapers have no keys

@@ -1,4 +1,4 @@
-"""The files of the live page, and the paths at which they are served."""
+"""The files of the live page and of the documentation, and the paths at which they are served."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "png": "image/png",
 }
+_DOCS = (*MEDIA_TYPES, "md")
 FILES = {
     entry.name: entry.read_bytes()
     for entry in files("headway.server").joinpath("dashboard").iterdir()
     if entry.name.rpartition(".")[2] in MEDIA_TYPES
 }
-PAGE_PATHS = frozenset({"/dashboard", *(f"/dashboard/{name}" for name in FILES)})
+# A wheel has the documentation where the repository has it, and so has the server: its links hold in all
+# three.
+DOCS = {
+    **{f"/{name}": files("headway").joinpath(name).read_bytes() for name in ("README.md", "CHANGELOG.md")},
+    **{
+        f"/docs/{entry.name}": entry.read_bytes()
+        for entry in files("headway").joinpath("docs").iterdir()
+        if entry.name.rpartition(".")[2] in _DOCS
+    },
+}
+PAGE_PATHS = frozenset(
+    {"/dashboard", "/docs", "/docs/openapi", *DOCS, *(f"/dashboard/{name}" for name in FILES)}
+)

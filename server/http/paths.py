@@ -17,7 +17,7 @@ ALIASES = {
 }
 # With a slash at the end these are the same; a name at the end of other paths may have one of its own.
 FIXED_PATHS = frozenset(ALIASES.values()) | {
-    "/v1/speculation", "/dashboard", "/health", "/health/generate", "/load", "/metrics", "/openapi.json", "/pause", "/ping", "/ready",
+    "/v1/speculation", "/dashboard", "/docs", "/docs/openapi", "/health", "/health/generate", "/load", "/metrics", "/openapi.json", "/pause", "/ping", "/ready",
     "/resume", "/tokenizer_info", "/version",
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal
 
-PAGE = "docs/api.md#structured-output"
+PAGE = "/docs/api.md#structured-output"
 
 ONE_SCHEMA = ("items", "additionalItems", "additionalProperties")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")

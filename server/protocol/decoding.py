@@ -158,7 +158,7 @@ class _Reader:
             meant = next(iter(difflib.get_close_matches(name[:MAX_NAME], names, 1, MIN_LIKENESS)), None)
         path = f"{where}{name[:MAX_NAME]}"
         if meant is not None or is_refused:
-            hint = "docs/api.md lists the known ones" if meant is None else f"did you mean {where}{meant}?"
+            hint = "/docs/api.md lists the known ones" if meant is None else f"did you mean {where}{meant}?"
             message = f"Unrecognized request argument supplied: {path}; {hint}"
             raise ApiError(message, param=path, code="unknown_parameter")
         self.passed.add((kind, name))

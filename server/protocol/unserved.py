@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-PAGE = "docs/api.md#known-and-not-served"
+PAGE = "/docs/api.md#known-and-not-served"
 CHATS = "/v1/chat/completions"
 TEXTS = "/v1/completions"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,6 +17,15 @@ from headway.server.requests.services import Services, max_draft_tokens, service
 from headway.server.telemetry.history import QUANTILES, Point
 
 router = APIRouter()
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 HEADERS = {
     "Cache-Control": "no-cache",
     # uPlot sets styles by script, which needs no exception; nothing is loaded from elsewhere.
@@ -26,13 +37,15 @@ HEADERS = {
 
 class ServerFacts(msgspec.Struct):
     """The server's facts on the page. None while the engine loads for the first time; chat_note: None where
-    there is nothing that people should know of the model's chats."""
+    there is nothing that people should know of the model's chats. sampling: what the model's requests get by
+    default."""
 
     version: str
     model: str
     state: State
     can_chat: bool
     chat_note: str | None
+    sampling: dict[str, float]
     device: str | None = None
     dtype: str | None = None
     drafter: str | None = None
@@ -61,12 +74,12 @@ async def root(request: Request) -> Response:
 
 @router.get("/favicon.ico")
 async def favicon() -> Response:
-    return _file("icon.svg")
+    return page_file("icon.svg")
 
 
 @router.get("/dashboard")
 async def dashboard() -> Response:
-    return _file("index.html")
+    return page_file("index.html")
 
 
 @router.get("/dashboard/data")
@@ -83,11 +96,11 @@ async def dashboard_data(request: Request) -> Response:
 async def dashboard_file(name: str) -> Response:
     if name not in FILES:
         raise ApiError(f"there is no /dashboard/{name} here", status=404, code="not_found")
-    return _file(name)
+    return page_file(name)
 
 
-def _file(name: str) -> Response:
-    return Response(FILES[name], headers=HEADERS, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
+def page_file(name: str, headers: Mapping[str, str] = HEADERS) -> Response:
+    return Response(FILES[name], headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
 
 def _facts(services: Services) -> ServerFacts:
@@ -99,6 +112,7 @@ def _facts(services: Services) -> ServerFacts:
         services.engine.status().state,
         services.chat is not None,
         services.chat_note,
+        {name: getattr(services.tokenizer.default_sampling, name) for name in SAMPLING},
     )
     if info is not None:
         facts.device, facts.dtype, facts.max_running = info.device, info.dtype, info.max_running

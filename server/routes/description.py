@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -13,4 +15,9 @@ router = APIRouter()
 
 @router.get("/openapi.json")
 async def show_description() -> Response:
-    return Response(msgspec.json.encode(description()), media_type="application/json")
+    return Response(_encoded(), media_type="application/json")
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(description())

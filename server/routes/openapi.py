@@ -141,7 +141,8 @@ def description() -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": __version__},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
     }
 
 

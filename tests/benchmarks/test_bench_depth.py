@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -62,7 +63,10 @@ def test_every_cell_compares_the_chosen_depth_with_all_fixed_ones(
     )
     to_third = [cell["auto"]["tokens_per_second"] / cell["fixed"][3]["tokens_per_second"] for cell in cells]
     assert summary["mean_over_fixed"][3] == pytest.approx(geometric_mean(to_third))
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
+    assert re.search(r"tokens/s auto [\d,]+ at a mean depth of [\d.]+, depth 0 [\d,]+, depth 1 ", told)
+    assert "; 1 of 4, about " in told
+    assert told.rstrip().endswith("about 0 s left")
     assert all(
         line in shown for line in ("auto over the whole grid", "left out: 3 x 250", "the text means nothing")
     )

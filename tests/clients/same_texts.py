@@ -27,6 +27,7 @@ except ModuleNotFoundError:
 
 PROMPTS = Path(__file__).resolve().parents[2] / "engine/demo/heldout_prompts.json"
 TEMPERATURE = 0.8
+TELL_EVERY = 10  # texts
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(
     client: openai.OpenAI, model: str, prompts: Sequence[str], max_tokens: int, name: str, concurrency: int
 ) -> Run:
+    done: list[int] = []
+
     def complete(index: int) -> tuple[str, int]:
         answer = client.completions.create(
             model=model,
@@ -75,6 +78,12 @@ def _run(
             temperature=0.0 if index % 2 == 0 else TEMPERATURE,
             seed=index,
         )
+        done.append(index)
+        if len(done) % TELL_EVERY == 0:
+            left = (time.monotonic() - started) / len(done) * (len(prompts) - len(done))
+            print(
+                f"{name}: {len(done)} of {len(prompts)}, about {left:.0f} s left", file=sys.stderr, flush=True
+            )
         details = answer.usage and answer.usage.prompt_tokens_details
         return answer.choices[0].text, (details and details.cached_tokens) or 0
 

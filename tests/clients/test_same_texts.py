@@ -26,6 +26,7 @@ def same_texts(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_cold_and_a_warm_run_give_the_same_hundred_texts(server: Server) -> None:
     done = same_texts(server.url, "--max-tokens", "12", "--concurrency", "8")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "cold: 10 of 100, about " in done.stderr
     cold, *warm = done.stdout.splitlines()
     found = [int(re.search(r"([\d,]+) prompt tokens", line)[1].replace(",", "")) for line in (cold, *warm)]  # type: ignore[index]
     assert [line.partition(":")[2].partition(",")[0] for line in warm] == 2 * [

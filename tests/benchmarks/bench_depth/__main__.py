@@ -57,19 +57,21 @@ def run(settings: Settings, command: str) -> Report:
             left_out,
         )
 
-    for input_len in settings.contexts:
-        for streams in settings.streams:
-            if not meter.can_hold(streams, input_len):
-                left_out.append(
-                    f"{streams} x {input_len:,}: with {settings.output_len} new tokens each it does not fit"
-                )
-                continue
-            _tell(f"{streams} x {input_len:,}: prompts")
-            meter.warm_up(streams, input_len)
-            for profile in settings.profiles:
-                cells.append(meter.measure(streams, input_len, profile))
-                _tell(_line(cells[-1]))
-                keep_json(report(), settings.json)
+    grid = [(streams, input_len) for input_len in settings.contexts for streams in settings.streams]
+    fitting = [cell for cell in grid if meter.can_hold(*cell)]
+    for streams, input_len in (cell for cell in grid if cell not in fitting):
+        left_out.append(
+            f"{streams} x {input_len:,}: with {settings.output_len} new tokens each it does not fit"
+        )
+    num_cells = len(fitting) * len(settings.profiles)
+    for streams, input_len in fitting:
+        _tell(f"{streams} x {input_len:,}: prompts")
+        meter.warm_up(streams, input_len)
+        for profile in settings.profiles:
+            cells.append(meter.measure(streams, input_len, profile))
+            left = (time.monotonic() - began) / len(cells) * (num_cells - len(cells))
+            _tell(f"{_line(cells[-1])}; {len(cells)} of {num_cells}, about {left:.0f} s left")
+            keep_json(report(), settings.json)
     whole = report()
     keep_json(whole, settings.json)
     return whole
@@ -85,9 +87,11 @@ def _start(settings: Settings) -> Engine:
 
 
 def _line(cell: Cell) -> str:
-    speeds = " ".join(f"{speed.tokens_per_second:,.0f}" for speed in (cell.auto, *cell.fixed))
+    fixed = ", ".join(
+        f"depth {depth} {speed.tokens_per_second:,.0f}" for depth, speed in enumerate(cell.fixed)
+    )
     return (
-        f"{cell.name}: depth {cell.mean_depth:.2f}, tokens/s {speeds}, auto / best {cell.over_best:.3f}, "
+        f"{cell.name}: tokens/s auto {cell.auto.tokens_per_second:,.0f} at a mean depth of {cell.mean_depth:.2f}, {fixed}; auto / best {cell.over_best:.3f}, "
         f"auto / depth 0 {cell.over_depth_0:.3f}"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headway_testing.chat_page import ChatPage
@@ -93,6 +94,81 @@ async def test_an_export_has_the_messages_as_the_api_takes_them(chat: ChatPage, 
             {"role": "assistant", "content": "the dog"},
         ],
     }
+
+
+async def test_chats_are_found_by_what_was_said(chat: ChatPage, answer: Answer) -> None:
+    items = await two_chats(chat, answer)
+    for text, titles in (("DOG", ["First question"]), ("second", ["Second question"]), ("cat", [])):
+        await chat.find("#chat-search").fill(text)
+        await expect(items.locator(".open")).to_have_text(titles)
+    await expect(chat.find("#no-chats")).to_be_visible()
+    await chat.find("#chat-search").fill("")
+    await expect(items).to_have_count(2)
+
+
+CALL = {"id": "call-1", "type": "function", "function": {"name": "get_time", "arguments": '{"city": "Rome"}'}}
+EXPORTED = {
+    "title": "Of another browser",
+    "messages": [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": None, "reasoning_content": "Ask.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call-1", "content": "noon"},
+        {"role": "assistant", "content": "It is **noon**."},
+    ],
+}
+
+
+async def choose(chat: ChatPage, content: str) -> None:
+    file: Any = {"name": "chat.json", "mimeType": "application/json", "buffer": content.encode()}
+    await chat.find("#chat-import-file").set_input_files([file])
+
+
+async def test_an_exported_chat_is_imported_and_goes_on(chat: ChatPage, answer: Answer) -> None:
+    await chat.find("#chat-list-toggle").click()
+    await choose(chat, json.dumps(EXPORTED))
+    await chat.find("#chats .open").click()
+    await expect(chat.find(".answer .content strong")).to_have_text("noon")
+    answer("the dog")
+    await chat.ask("Again")
+    assert chat.bodies[-1]["messages"] == [*EXPORTED["messages"], {"role": "user", "content": "Again"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no list of messages"),
+        ('{"messages": [{"role": "user", "content": [1]}]}', "no text"),
+        ('{"messages": [{"role": "user", "content": ""}, {"role": "<b>", "content": ""}]}', '"<b>"'),
+    ],
+)
+async def test_a_file_of_another_kind_is_refused_by_name(chat: ChatPage, content: str, told: str) -> None:
+    await chat.find("#chat-list-toggle").click()
+    await choose(chat, content)
+    await expect(chat.find("#chat-import-error")).to_contain_text(told)
+    await expect(chat.find("#chats li")).to_have_count(0)
+
+
+async def test_a_chat_of_200_turns_survives_a_reload(chat: ChatPage, answer: Answer) -> None:
+    answer("the dog")
+    await chat.ask("Hello")
+    turns = [
+        {"role": role, "content": f"# {role} {i}\n\n```python\nx = {i}\n```\n\n| a |\n|---|\n| {i} |"}
+        for i in range(200)
+        for role in ("user", "assistant")
+    ]
+    await chat.find("#chat-list-toggle").click()
+    await choose(chat, json.dumps({"title": "Long", "messages": turns}))
+    await chat.find("#chats .open").first.click()
+    await chat.page.reload()
+    await expect(chat.find(".message")).to_have_count(400)
+    await expect(chat.answers.last.locator("td")).to_have_text("199")
+    await chat.find("#chat-scroll").evaluate("box => (box.scrollTop = 0)")
+    await expect(chat.find(".question").first).to_be_in_viewport()
+    await chat.send("Again")
+    await expect(chat.find("#chat-send")).to_be_visible(timeout=60_000)
+    await expect(chat.answers.last.locator(".content")).to_be_in_viewport()
+    assert len(chat.bodies[-1]["messages"]) == 401
 
 
 async def test_another_chat_stops_the_answer_and_keeps_what_came(

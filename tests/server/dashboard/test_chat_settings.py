@@ -31,6 +31,8 @@ ALWAYS = {"messages", "stream", "speculation"}
 
 
 async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine: FakeEngine) -> None:
+    await expect(chat.find("#chat-temperature")).to_have_attribute("placeholder", "1")
+    await expect(chat.find("#chat-repetition-penalty")).to_have_attribute("placeholder", "1")
     await chat.ask("Hello")
     assert set(chat.bodies[0]) == ALWAYS
     assert engine.submitted[0].max_draft_tokens is None
@@ -39,6 +41,10 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
         "top-p": "0.9",
         "top-k": "40",
         "min-p": "0.1",
+        "presence-penalty": "0.25",
+        "frequency-penalty": "-0.5",
+        "repetition-penalty": "1.1",
+        "stop-at": "the end",
         "max-tokens": "7",
         "seed": "11",
         "thinking-budget": "5",
@@ -55,6 +61,7 @@ async def test_only_the_settings_that_are_filled_are_sent(chat: ChatPage, engine
     body = {name: value for name, value in chat.bodies[1].items() if name not in ALWAYS}
     assert body == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "max_tokens": 7, "seed": 11, "thinking_budget_tokens": 5,
+        "presence_penalty": 0.25, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "stop": "the end",
     }  # fmt: skip
     submitted = engine.submitted[1]
     assert (submitted.max_tokens, submitted.max_draft_tokens) == (7, 1)
@@ -114,6 +121,9 @@ async def test_on_a_phone_settings_are_closed_and_those_for_experts_folded(chat:
     await expect(top_p).to_be_focused()
     await expect(chat.find("#chat-top-p-error")).to_contain_text("Top p: ")
     assert chat.bodies == []
+    await chat.find("#chat-settings-done").click()
+    await expect(chat.find("#chat-settings")).to_be_hidden()
+    await expect(chat.find("#chat-settings-toggle")).to_be_focused()
 
 
 async def test_a_schema_is_a_response_format(chat: ChatPage, answer: Answer, engine: FakeEngine) -> None:
@@ -209,7 +219,7 @@ async def test_thinking_is_folded_and_can_be_turned_off(
     await expect(shown.locator(".thinking .text")).to_have_text("the dog jumps over")
     await expect(shown.locator(".content")).to_have_text("the fox")
     assert await chat.find("#chat-thinking option:not([hidden])").all_text_contents() == [
-        "as the model does",
+        "the model\u2019s",
         "off",
     ]
 

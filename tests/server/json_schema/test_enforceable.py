@@ -102,7 +102,7 @@ def test_what_is_left_out_shuts_nothing_out_and_is_refused_by_place_where_strict
     with pytest.raises(RequestError) as caught:
         checked_source(TextForm("json_schema", text, "guided_json", strict=True), CHECK)
     assert paths[0].rpartition(".")[2] in str(caught.value)
-    assert "See docs/api.md" in str(caught.value)
+    assert "See /docs/api.md" in str(caught.value)
 
 
 def mirrored(count: int) -> object:

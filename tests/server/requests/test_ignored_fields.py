@@ -299,9 +299,9 @@ async def strict(services: Services) -> httpx.AsyncClient:
     [
         ({"maxTokens": 5}, "maxTokens", "did you mean max_tokens?"), ({"guided_jsn": {}}, "guided_jsn", "did you mean guided_json?"),
         ({"speculation": {"max_drafted_tokens": 1}}, "speculation.max_drafted_tokens", "did you mean speculation.max_draft_tokens?"),
-        ({"transform": 1}, "transform", "did you mean transforms?"), ({"intent": "chat"}, "intent", "docs/api.md lists the known ones"),
-        ({"include_usage": True}, "include_usage", "docs/api.md lists the known ones"),
-        ({"xqzv" * 100: 1}, ("xqzv" * 100)[:64], "docs/api.md lists the known ones"),
+        ({"transform": 1}, "transform", "did you mean transforms?"), ({"intent": "chat"}, "intent", "/docs/api.md lists the known ones"),
+        ({"include_usage": True}, "include_usage", "/docs/api.md lists the known ones"),
+        ({"xqzv" * 100: 1}, ("xqzv" * 100)[:64], "/docs/api.md lists the known ones"),
     ],
 )  # fmt: skip
 async def test_a_server_may_refuse_unknown_fields_with_a_near_name_of_the_same_level(

@@ -150,9 +150,3 @@ def test_the_tables_of_unserved_fields_are_those_of_the_code(
         groups = {key: group for key, group in groups.items() if group.purpose not in shared}
     told = [line for line in section.splitlines() if line.startswith("| `")]
     assert told == rows_of(*groups.values())
-
-
-def test_the_address_in_refusals_is_a_heading_of_the_page() -> None:
-    page, _, anchor = unserved.PAGE.partition("#")
-    headings = re.findall(r"^#+ (.*)$", (TESTS.parent / page).read_text(), flags=re.MULTILINE)
-    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}

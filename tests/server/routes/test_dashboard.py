@@ -96,6 +96,7 @@ async def test_the_points_are_those_after_the_time_that_is_asked_for(
     assert body["server"] == {
         "version": "0.1.0", "model": "tiny", "state": "serving", "can_chat": False, "chat_note": None,
         "device": "cpu", "dtype": "float32", "drafter": "mtp", "depth": 3, "max_running": 8,
+        "sampling": {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1},
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def test_the_page_of_metrics_is_what_the_code_says() -> None:
     written = (ROOT / "docs/metrics.md").read_text()
-    generated = runpy.run_path(str(ROOT / "docs/metrics_page.py"))["page"]()
+    generated = runpy.run_path(str(ROOT / "tools/metrics_page.py"))["page"]()
     assert written == generated, "run `make docs`"
 
 

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from headway.engine import EngineStats
 from headway.server.telemetry.metrics import Metrics
 
-PAGE = Path(__file__).with_name("metrics.md")
+PAGE = Path(__file__).parents[1] / "docs/metrics.md"
 INTRODUCTION = """\
 # Metrics
 
@@ -19,7 +19,7 @@ restarts of the engine, and all their labels are there from the start. `process_
 A label's values are in braces; `position` goes from 1 to the server's depth.
 
 Ratios to plot are in `deploy/prometheus/recording.rules.yml`, panels in `deploy/grafana`, alerts in
-[the runbook](../deploy/runbook.md). `--metrics-names vllm` shows the families under the names that vLLM gives
+[the runbook](runbook.md). `--metrics-names vllm` shows the families under the names that vLLM gives
 them instead, and `both` shows them under both names: see [below](#vllms-names).
 
 | metric | kind | unit | what it says |
