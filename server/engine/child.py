@@ -1,4 +1,5 @@
-"""The engine process as the operating system knows it: its start, its end, the folder of its socket.
+"""The engine process as the operating system knows it: its start, its end, the folder of its socket and of
+its temporary files, which go with it, whatever ends it.
 
 It may be started long before anything is known of it: it imports its libraries and then waits for its
 configuration.
@@ -31,10 +32,14 @@ class EngineChild:
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         """Raises OSError."""
         with ExitStack() as taken:
-            self.address = f"ipc://{taken.enter_context(private_folder()) / SOCKET}"
+            folder = taken.enter_context(private_folder())
+            self.address = f"ipc://{folder / SOCKET}"
             # A session of its own: Ctrl-C in the terminal reaches the server, which lets requests finish.
             self._process = subprocess.Popen(
-                [*command, self.address], stdin=subprocess.DEVNULL, start_new_session=True, env=_environment()
+                [*command, self.address],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=_environment() | {"TMPDIR": str(folder)},
             )
             taken.callback(self._end)
             self._taken = taken.pop_all()
