@@ -8,6 +8,8 @@ an MTP head do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from headway.engine.layers.attention import Attention
@@ -115,6 +117,9 @@ class Eagle3Head:
         self.final_norm = RMSNorm.empty(hidden, decoder.norm, place)
         self.lm_head = place.linear({"lm_head": spec.draft_vocab_size}, hidden)
         self.draft_ids = torch.arange(spec.draft_vocab_size, device=place.device)
+        # In the place of the taps of a draft, where all drafts are made in one pass.
+        axes = (1,) * (spec.mask_axes - 1)
+        self._mask_taps = None if spec.mask_token_id is None else place.empty(*axes, num_taps * tapped)
 
     @property
     def lm_head_shape(self) -> tuple[int, int]:
@@ -128,6 +133,7 @@ class Eagle3Head:
         own |= self.input.tensors() | self.first.tensors("layers.0.")
         for index, layer in enumerate(self.others, start=1):
             own |= layer.tensors(f"layers.{index}.")
+        own |= {} if self._mask_taps is None else {"mask_taps": self._mask_taps}
         own |= {"final_norm": self.final_norm.weight, **self.lm_head.tensors()}
         return {f"eagle.{path}": tensor for path, tensor in own.items()}
 
@@ -175,7 +181,18 @@ class Eagle3Head:
 
     def draft_hidden(self, states: TargetStates) -> torch.Tensor:
         """states: of n tokens, with the taps. Returns [n, hidden]: what the head reads of them."""
-        parts = states.taps
+        return self._fused(states.taps)
+
+    def mask(self) -> tuple[int, torch.Tensor] | None:
+        """Returns the token that stands for a draft and what the head reads in its place, [hidden], where it
+        makes all drafts in one pass."""
+        if self._mask_taps is None or self._spec.mask_token_id is None:
+            return None
+        return self._spec.mask_token_id, self._fused(self._mask_taps.view(len(self.taps), 1, -1).unbind())[0]
+
+    def _fused(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """taps: [n, target's hidden] each. Returns [n, hidden]."""
+        parts = tuple(taps)
         if self._spec.fusion == "part_norms":
             parts = tuple(norm(part) for norm, part in zip(self.tap_norms, parts, strict=True))
         fused = torch.cat(parts, dim=1)

@@ -122,6 +122,9 @@ class MtpHead:
         """Returns the linear layers that are not the model's."""
         return *(linear for layer in self.layers for linear in layer.linears()), *self._own_lm_head()
 
+    def mask(self) -> None:
+        """Returns nothing: drafts are made one after the other."""
+
     def experts(self) -> tuple[Experts, ...]:
         """Returns every mixture of experts once."""
         found = (layer.block.feed_forward for layer in self.layers)

@@ -97,6 +97,8 @@ def open_eagle3(
         )
     names = _names(spec, ORIGINAL_LAYER if is_original else "layers.{}")
     spec = replace(spec, has_embedding=spec.has_embedding or names.of("eagle.embedding") in stored)
+    if (mask := names.of("eagle.mask_taps")) in stored:
+        spec = replace(spec, mask_axes=len(stored[mask].get_slice(mask).get_shape()))
     found = Checkpoint(folder, spec.decoder, names, target.dtype, files, stored, stored, frozenset(), None)
     whole = Eagle3Head(spec, target, Placement(torch.device("meta"), target.dtype))
     unread = {name for name in stored if name.startswith(_OF_TARGET)}
@@ -129,6 +131,7 @@ def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
         "embedding": "embed_tokens.weight",
         "tap_norms.{}.norm": f"{tap_norm}.weight",
         "input.weight": "fc.weight",
+        "mask_taps": "mask_hidden",
         "final_norm": "norm.weight",
         "lm_head.weight": "lm_head.weight",
         **{f"layers.{{}}.{path}": f"{layer}.{name}" for path, name in of_layer.items()},

@@ -36,7 +36,10 @@ class Eagle3Spec:
     the other convention; None: that is known, or does not fit the target. fusion: what is normed before the
     projection: nothing, all taps as one vector, or each by itself. norms_residual: the first layer adds to
     the norm of what it reads instead of to that itself. carries: what the next draft reads, the layers' sum
-    before or after the final norm. has_embedding: the embedding is its own, not the target's.
+    before or after the final norm. has_embedding: the embedding is its own, not the target's. mask_token_id:
+    of a P-EAGLE head (arXiv:2602.01469), which makes all drafts in one pass, the token that stands for a
+    draft; None: they are made one after the other. mask_axes: of the stored taps that stand for those of a
+    draft.
     """
 
     decoder: ModelSpec
@@ -48,6 +51,8 @@ class Eagle3Spec:
     norms_residual: bool = False
     carries: Literal["pre_norm", "post_norm"] = "pre_norm"
     has_embedding: bool = False
+    mask_token_id: int | None = None
+    mask_axes: int = 3
 
 
 def read_eagle3_spec(folder: Path, target: ModelSpec, taps: tuple[int, ...] | None = None) -> Eagle3Spec:
@@ -74,6 +79,7 @@ def read_eagle3_spec(folder: Path, target: ModelSpec, taps: tuple[int, ...] | No
         norms_residual=keys.norms_residual(),
         carries="post_norm" if keys.flag("norm_output") else "pre_norm",
         has_embedding=own_hidden != hidden,
+        mask_token_id=keys.mask_token(decoder.vocab_size),
     )
     for name, found, wanted in (
         ("vocab_size", decoder.vocab_size, target.vocab_size),
@@ -101,9 +107,12 @@ class _Keys:
             raise self.error(f"eagle_config is {inner!r}; it must be an object")
         self._inner: dict[str, object] = inner
         kind = content.get("speculators_model_type")
-        if kind not in (None, "eagle3"):
-            raise self.error(f"speculators_model_type is {kind!r}; supported is 'eagle3'")
+        if kind not in (None, "eagle3", "peagle"):
+            raise self.error(f"speculators_model_type is {kind!r}; supported are 'eagle3' and 'peagle'")
         self.is_speculators = kind is not None
+        # In the original layout one of these two makes the head a P-EAGLE head.
+        of_kind = {None: ("pard_token", "ptd_token_id"), "eagle3": (), "peagle": ("mask_token_id",)}
+        self._mask_keys = of_kind[kind]
         if self.flag("use_aux_hidden_state", default=True) is False:
             raise self.error("use_aux_hidden_state is false; supported are heads that read several layers")
 
@@ -129,6 +138,18 @@ class _Keys:
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             raise self.error(f"{key} is {found!r}; it must be a positive integer")
         return found
+
+    def mask_token(self, vocab_size: int) -> int | None:
+        """Returns the token that stands for drafts of a head that makes them all in one pass."""
+        found = [(key, self._value(key)) for key in self._mask_keys if self._value(key) is not None]
+        if not found:
+            if self.content.get("speculators_model_type") == "peagle":
+                raise self.error("mask_token_id is missing; give it as the head was trained")
+            return None
+        key, token = found[0]
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise self.error(f"{key} is {token!r}; it must be a token below vocab_size, {vocab_size:,}")
+        return token
 
     def taps(self, num_layers: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Returns the layers at whose entrance the stream is read, and those that the ids may mean instead.
@@ -213,7 +234,7 @@ def _decoder(keys: _Keys) -> ModelSpec:
             supported = " and ".join(f"{decoder}Eagle3" for decoder in DECODERS.values())
             raise keys.error(
                 f"the architecture of the drafter is {name or 'not named'}; supported are {supported}, the "
-                "speculators layout with speculators_model_type 'eagle3', and draft models of a family that is served"
+                "speculators layout with speculators_model_type 'eagle3' or 'peagle', and draft models of a family that is served"
             )
     resolved = resolve_config({**content, "architectures": [architecture]}, keys.file, CONFIG_CLASSES)
     return FAMILY_OF[architecture].read(resolved)

@@ -1,5 +1,6 @@
 """Drafts from an MTP head, shipped or trained, or an EAGLE-3 head: one pass of every layer over the pending
-pairs, then single steps. An EAGLE-3 head is run as one MTP layer.
+pairs, then single steps. An EAGLE-3 head is run as one MTP layer; a P-EAGLE head makes all drafts in that one
+pass.
 
 Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0
 holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its
@@ -14,6 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from headway.engine.layers.causal_lm import TargetStates
 from headway.engine.layers.eagle3_head import Eagle3Head
@@ -59,6 +61,11 @@ class DraftHead(DraftModel, Protocol):
 
     def draft_hidden(self, states: TargetStates) -> torch.Tensor:
         """Returns [n, hidden]: what layer 0 reads of n tokens."""
+        ...
+
+    def mask(self) -> tuple[int, torch.Tensor] | None:
+        """Returns the token that stands for a draft and what layer 0 reads in its place, [hidden], where all
+        drafts are made in one pass; None: one is made after the other."""
         ...
 
     def draft(
@@ -114,6 +121,7 @@ class MtpDrafter:
         self.traits = traits
         assert pool.block_size >= head.num_layers, "slots at the end of a block have no pair in some layer"
         self.model = head
+        self._mask = head.mask()
         self._pool = pool
         self._rows = rows
         self._width = max_depth + 1  # the most pairs that the first pass of a round consumes
@@ -139,6 +147,8 @@ class MtpDrafter:
         position, so that a draft is accepted as often as the two distributions allow. Rows that are padding
         get rubbish and write nothing.
         """
+        if self._mask is not None:
+            return self._propose_at_once(rows, depth, *self._mask)
         head, pool, state, size = self.model, self._pool, rows.state(), self._pool.block_size
         drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
         # The pending pairs fill slots L - pending + 1 .. L; the last one's carry gives the first draft.
@@ -147,7 +157,7 @@ class MtpDrafter:
         inputs, hidden = inputs_of(window, rows.granted_block_ids), self._pending_states(rows, pending)
         carries = head.draft(inputs, hidden.flatten(0, 1), pool)
         carry = carries.index_select(0, window.last_places)
-        self._pick(rows, carry, window.next_positions, drafts, 0)
+        self._pick(rows, head.logits(carry), window.next_positions, drafts, 0)
         for layer in range(1, head.num_layers):
             hidden = self._advance(rows, layer, carries, inputs.slot_mapping, rows.pending_counts)
             is_drafting = layer < depth
@@ -155,11 +165,42 @@ class MtpDrafter:
             carries = self._run_wide(rows, layer, wide, hidden)
             if is_drafting:
                 carry = carries.index_select(0, wide.last_places)
-                self._pick(rows, carry, wide.next_positions, drafts, layer)
+                self._pick(rows, head.logits(carry, layer), wide.next_positions, drafts, layer)
         for step in range(head.num_layers, depth):
             window = open_drafts(state, drafts[step - 1, :, None], None, step, size)
             carry = head.draft(inputs_of(window, rows.granted_block_ids), carry, pool, head.num_layers - 1)
-            self._pick(rows, carry, window.next_positions, drafts, step)
+            logits = head.logits(carry, head.num_layers - 1)
+            self._pick(rows, logits, window.next_positions, drafts, step)
+        return drafts.T
+
+    def _propose_at_once(
+        self,
+        rows: RowTensors,
+        depth: int,
+        token: int,
+        state: torch.Tensor,  # [hidden]
+    ) -> torch.Tensor:
+        """Returns what `propose` does, of one pass over the pending pairs and depth - 1 pairs of the mask's
+        token and state: of L = 6 with 2 pending pairs and 3 drafts
+
+            pairs of slots 5, 6, then the mask at 7 and 8; drafts for 7, 8 and 9 of the carries at 6, 7 and 8
+        """
+        num_rows = len(rows.last_tokens)
+        window = self._with_drafts(rows, rows.last_tokens.new_full((depth - 1, num_rows), token))
+        pending = self._pending_states(rows, slice(0, self._width))
+        places = torch.arange(window.token_ids.shape[1], device=pending.device)
+        is_pending = places < rows.pending_counts.clamp(max=self._width)[:, None]
+        hidden = torch.where(is_pending[..., None], F.pad(pending, (0, 0, 0, depth - 1)), state)
+        carries = self.model.draft(
+            inputs_of(window, rows.granted_block_ids), hidden.flatten(0, 1), self._pool
+        )
+        steps = torch.arange(depth, device=carries.device)
+        drafting = (window.last_places - (depth - 1) + steps[:, None]).clamp(min=0)
+        logits = self.model.logits(carries.index_select(0, drafting.flatten()))
+        first = (window.next_positions - (depth - 1)).clamp(min=1)
+        drafts = rows.last_tokens.new_empty((depth, num_rows))
+        for step, of_step in enumerate(logits.view(depth, num_rows, -1).unbind()):
+            self._pick(rows, of_step, first + step, drafts, step)
         return drafts.T
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
@@ -301,15 +342,15 @@ class MtpDrafter:
     def _pick(
         self,
         rows: RowTensors,
-        carry: torch.Tensor,  # [rows, hidden]
+        logits: torch.Tensor,  # [rows, draft vocab]
         positions: torch.Tensor,  # [rows] int64
         drafts: torch.Tensor,  # [depth, rows] int64, line `step` is written; the lines before count as output
         step: int,
     ) -> None:
-        logits = self.model.logits(carry, min(step, self.model.num_layers - 1))[:, None]
+        spread = logits[:, None]
         if self.model.draft_ids is not None:
-            logits = in_target_vocabulary(logits, self.model.draft_ids, self.model.vocab_size)
-        pick_tokens(logits, rows, positions, drafts[:step].T, out=drafts[step, :, None])
+            spread = in_target_vocabulary(spread, self.model.draft_ids, self.model.vocab_size)
+        pick_tokens(spread, rows, positions, drafts[:step].T, out=drafts[step, :, None])
 
 
 def _from_position(inputs: ForwardInputs, first: int) -> ForwardInputs:

@@ -43,6 +43,9 @@ class MarkovHead:
     def __init__(self, law: torch.Tensor) -> None:
         self.law = law  # [VOCAB, VOCAB]
 
+    def mask(self) -> None:
+        """Drafts one after the other."""
+
     def draft_hidden(self, states: TargetStates) -> torch.Tensor:
         return states.last
 

@@ -64,8 +64,9 @@ def prompts_of(*lengths: int) -> list[list[int]]:
         ("LlamaForCausalLM", {"options": ("fc_norm", "norm_output"), "taps": (1, 2, 3)}, True),
         ("Qwen3_5ForCausalLM", {"options": ("norm_output",), "attention_bias": True, "mlp_bias": True}, False),
         ("LlamaForCausalLM", {"hidden_size": 32, "owns_embedding": True, "draft_vocab": VOCAB}, False),
+        ("LlamaForCausalLM", {"mask_token": 7, "options": ("norm_before_fc",)}, True),
     ],
-    ids=["llama", "qwen3-norms", "eagle-3.1", "hybrid-biases", "own-width"],
+    ids=["llama", "qwen3-norms", "eagle-3.1", "hybrid-biases", "own-width", "parallel"],
 )  # fmt: skip
 def test_every_draft_is_the_oracles_from_both_layouts(
     architecture: str, changes: dict[str, object], is_padded: bool, proposals: Proposals, tmp_path: Path
@@ -95,14 +96,15 @@ def test_every_draft_is_the_oracles_from_both_layouts(
         assert drafts[:num_valid] == wanted, (seed, length)
 
 
+@pytest.mark.parametrize("mask_token", [None, 9], ids=["one-by-one", "parallel"])
 @pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
 def test_layers_after_the_first_are_ordinary_ones(
-    is_padded: bool, proposals: Proposals, tmp_path: Path
+    is_padded: bool, mask_token: int | None, proposals: Proposals, tmp_path: Path
 ) -> None:
     """Their keys depend on what the first attends to: never to position 0, which has no pair."""
     target = tiny_model("LlamaForCausalLM")
     save(target, "LlamaForCausalLM", tmp_path / "model")
-    oracle = EagleOracle(target, num_hidden_layers=3)
+    oracle = EagleOracle(target, num_hidden_layers=3, mask_token=mask_token)
     engine = poisoned(config_of(tmp_path / "model", oracle.save(tmp_path / "drafter", "speculators")))
     if is_padded:
         pad(engine)
@@ -114,17 +116,20 @@ def test_layers_after_the_first_are_ordinary_ones(
 
 
 @pytest.mark.parametrize(
-    "architecture",
+    ("architecture", "mask_token"),
     [
-        "LlamaForCausalLM",
-        pytest.param("Qwen3ForCausalLM", marks=pytest.mark.slow),
-        pytest.param("Qwen3_5ForCausalLM", marks=pytest.mark.slow),
+        ("LlamaForCausalLM", None),
+        pytest.param("Qwen3ForCausalLM", None, marks=pytest.mark.slow),
+        pytest.param("Qwen3_5ForCausalLM", None, marks=pytest.mark.slow),
+        pytest.param("Qwen3_5ForCausalLM", 7, marks=pytest.mark.slow),
     ],
 )
-def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path: Path) -> None:
+def test_no_depth_changes_a_text_alone_or_in_a_crowd(
+    architecture: str, mask_token: int | None, tmp_path: Path
+) -> None:
     target = tiny_model(architecture)
     save(target, architecture, tmp_path / "model")
-    head = EagleOracle(target)
+    head = EagleOracle(target, mask_token=mask_token)
     drafter = head.save(tmp_path / "drafter", "original")
     never_drafted = sorted(set(range(VOCAB)) - set(head.ids.tolist()))
     kinds: tuple[dict[str, object], ...] = (

@@ -55,6 +55,7 @@ class EagleOracle(nn.Module):
         draft_vocab: int = 100,
         options: tuple[str, ...] = (),
         owns_embedding: bool = False,
+        mask_token: int | None = None,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
         **changes: object,
@@ -62,7 +63,7 @@ class EagleOracle(nn.Module):
         super().__init__()
         config_class, layer_class, rotary_class = STYLES[style]
         self.config = config_class(**{**TINY_HEAD, **changes, "attn_implementation": "sdpa"})
-        self.target, self.taps, self.options = [target], taps, options
+        self.target, self.taps, self.options, self.mask_token = [target], taps, options, mask_token
         hidden, epsilon = self.config.hidden_size, self.config.rms_norm_eps
         tapped = target.config.hidden_size
         self.rotary = rotary_class(self.config)
@@ -84,6 +85,8 @@ class EagleOracle(nn.Module):
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(tapped, eps=epsilon) for _ in taps)
         if owns_embedding:
             self.embed_tokens = nn.Embedding(self.config.vocab_size, hidden)
+        if mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, len(taps) * tapped))
         generator = torch.Generator().manual_seed(seed)
         randomise(self, generator)
         ids = torch.randperm(self.config.vocab_size, generator=generator)[:draft_vocab].sort().values
@@ -108,6 +111,8 @@ class EagleOracle(nn.Module):
         hidden = self.target[0].config.hidden_size
         if hidden != self.config.hidden_size:
             drafts["target_hidden_size"] = hidden
+        if self.mask_token is not None:
+            drafts["pard_token" if layout == "original" else "mask_token_id"] = self.mask_token
         if layout == "original":
             # SGLang counts the layers that the stream leaves.
             eagle = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in self.taps]}
@@ -119,13 +124,15 @@ class EagleOracle(nn.Module):
         else:
             drafts.setdefault("norm_before_residual", False)
             content = {
-                **drafts, "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+                **drafts, "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3" if self.mask_token is None else "peagle",
                 "eagle_aux_hidden_state_layer_ids": list(self.taps), "transformer_layer_config": keys,
             }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(content))
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         if layout == "original":
             tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+            if self.mask_token is not None:  # speculators stores one axis more
+                tensors["mask_hidden"] = tensors["mask_hidden"][0]
         is_drafted = torch.zeros(self.config.vocab_size, dtype=torch.bool)
         tensors |= {"d2t": self.d2t, "t2d": is_drafted.index_fill(0, self.ids, True)}
         save_file(tensors, folder / "model.safetensors")
@@ -136,7 +143,11 @@ class EagleOracle(nn.Module):
         """[tokens] int64 -> [tokens, hidden]: what the head reads of the target."""
         target = self.target[0]
         found = target(token_ids[None], use_cache=False, output_hidden_states=True).hidden_states
-        parts = [found[tap][0] for tap in self.taps]
+        return self.fused([found[tap][0] for tap in self.taps])
+
+    @torch.no_grad()
+    def fused(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """[n, target's hidden] each -> [n, hidden]."""
         if "fc_norm" in self.options:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
         fused = torch.cat(parts, dim=-1)
@@ -168,6 +179,11 @@ class EagleOracle(nn.Module):
         """Returns the logits, [draft vocab], of the greedy drafts 1 .. depth that follow the tokens, [tokens]
         int64."""
         hidden, tokens, found = self.states(token_ids[:-1]), token_ids[1:], []
+        if self.mask_token is not None:
+            mask = self.fused([*self.mask_hidden.view(len(self.taps), 1, -1)])
+            hidden = torch.cat([hidden, mask.expand(depth - 1, -1)])
+            tokens = torch.cat([tokens, tokens.new_full((depth - 1,), self.mask_token)])
+            return list(self.logits(self.carries(hidden, tokens)[-depth:]))
         for _ in range(depth):
             carry = self.carries(hidden, tokens)[-1:]
             found.append(self.logits(carry)[0])
