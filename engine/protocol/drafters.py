@@ -24,13 +24,13 @@ JOINED: dict[DrafterName, DrafterName] = {
     "draft_model": "draft_model,ngram",
 }
 # Those that a start asks for by name; the others are what a drafter's folder holds.
-NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none", "auto,ngram", "mtp,ngram")
+NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
 
 
 def wanted_drafter(given: str) -> tuple[DrafterName, str | None]:
     """Returns the drafter that --drafter names, and where one is that it names no other way: a folder or
     ORG/NAME, whose name is then auto. Raises ConfigError where n-gram lookup is to join nothing."""
-    for name in NAMED_DRAFTERS:
+    for name in (*NAMED_DRAFTERS, JOINED["auto"], JOINED["mtp"]):
         if given == name:
             return name, None
     first, _, joined = given.rpartition(",")
