@@ -9,22 +9,28 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from headway.server.base.continuation import JOURNAL
 from headway.server.fleet.child_server import ChildServer, Texts
 from headway.server.fleet.messages import ForwardedRequest, Part, ReplicaError, ResponseStart, end_to_end
 from headway.server.fleet.metrics import RoutedMetrics
+from headway.server.fleet.scaling import KV_CACHE_USAGE
 from headway.server.fleet.stream import coalesced, seconds_between, without_marks
 from headway.server.http.continued import HEADER, header_of
 
 READY_SECONDS = 3600.0  # a model of hundreds of gigabytes that is downloaded first
 HEALTH_SECONDS = 20.0
-STATISTICS_SECONDS = 5.0  # for /metrics
+STATISTICS_SECONDS = 5.0  # for /metrics and /load
 # The client's headers go on as they are, and no others with them.
 _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
 CONTENT_LENGTH = "content-length"  # of the body that is sent: an ingress may have cut it
 _ADDED_BY_RAY = (b"date", b"server", b"x-request-id")
+
+
+class _Load(msgspec.Struct):
+    kv_cache_usage_ratio: float
 
 
 def _leave() -> None:
@@ -95,6 +101,11 @@ class Replica:
         """Returns the replica's name and Prometheus' text: its server's and what was routed here. Raises
         ReplicaError."""
         return self._name, await self._get("/metrics", STATISTICS_SECONDS) + self._routed.text()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray calls it where a policy reads it. Raises ReplicaError."""
+        load = msgspec.json.decode(await self._get("/load", STATISTICS_SECONDS), type=_Load)
+        return {KV_CACHE_USAGE: load.kv_cache_usage_ratio}
 
     async def __del__(self) -> None:
         """Ray calls it once when the replica is to end and nothing runs any more."""

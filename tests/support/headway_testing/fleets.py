@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import httpx
 
 from headway_testing.daemon import START_SECONDS
 
+QUIET = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 LASTING = {"max_tokens": 200, "ignore_eos": True}
 
 
@@ -31,6 +32,22 @@ class Fleet:
         """The processes of `headway serve`."""
         found = [pid for pid in descendants(self.process.pid) if "--unix-socket" in command_of(pid)]
         return sorted(pid for pid in found if "headway.server.fleet.bound" not in command_of(pid))
+
+    def ingresses(self) -> list[int]:
+        """The actors that have the fleet's clients."""
+        actors = descendants(self.process.pid)
+        return sorted(
+            pid for pid in actors if command_of(pid).startswith("ray::ServeReplica:headway:Ingress")
+        )
+
+    def replicas(self) -> dict[str, int]:
+        """How many there are in each state, as the fleet's metrics have it."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        return {
+            line.split('"')[1]: int(float(line.split()[1]))
+            for line in lines
+            if line.startswith("headway_fleet_replicas{")
+        }
 
     def is_ready(self) -> bool:
         try:
@@ -83,9 +100,11 @@ def wait_until(is_so: Callable[[], bool], seconds: float = START_SECONDS) -> Non
         time.sleep(0.2)
 
 
-def started(command: list[str], port: int, folder: Path) -> Fleet:
+def started(
+    command: list[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+) -> Fleet:
     log = folder / "log"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = os.environ | QUIET | dict(environment or {})
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=environment)
     fleet = Fleet(f"http://127.0.0.1:{port}", process)

@@ -1,0 +1,151 @@
+"""A fleet that Ray's own command starts from a configuration: it grows and shrinks by load, takes a changed
+configuration, and loses an ingress, while streams go on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from headway_testing.daemon import Server, start_server, stop_server
+from headway_testing.fleets import (
+    LASTING,
+    Fleet,
+    completion,
+    end,
+    free_port,
+    started,
+    wait_until,
+)
+
+pytestmark = [
+    pytest.mark.fleet,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
+    ),
+]
+SERVE = {"threads": 1, "depth": 3, "kv-cache-memory": "256MiB"}
+FLAGS = [text for name, value in SERVE.items() for text in (f"--{name}", str(value))]
+# Of Ray itself: how often replicas tell their load, and the key to its own ports.
+ENVIRONMENT = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef",
+}
+TARGET, NUM_STREAMS = 4, 12
+# A machine of two cores has room for them all, and for new ones before the old ones end.
+SMALL = {"ray_actor_options": {"num_cpus": 0.1}, "max_surge_percent": 100}
+AUTOSCALING = {
+    "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": TARGET, "upscale_delay_s": 1,
+    "downscale_delay_s": 3, "look_back_period_s": 12,
+    "policy": {"policy_function": "headway.server.fleet.scaling:by_requests_and_kv_cache"},
+}  # fmt: skip
+
+
+def written(folder: Path, port: int, **serve: Any) -> Path:
+    """Returns the file of a configuration. serve: flags of each server."""
+    application = {
+        "name": "headway", "route_prefix": "/", "import_path": "headway.server.fleet.application:build",
+        "args": {"replicas": 1, "gpus": 0, "serve": SERVE | serve},
+        "deployments": [
+            {"name": "Ingress", "num_replicas": 2, **SMALL},
+            {"name": "Replica", "autoscaling_config": AUTOSCALING, **SMALL},
+        ],
+    }  # fmt: skip
+    http = {"host": "127.0.0.1", "port": port}
+    file = folder / "serve.yaml"
+    file.write_text(
+        yaml.safe_dump({"proxy_location": "HeadOnly", "http_options": http, "applications": [application]})
+    )
+    return file
+
+
+def serve_run(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "ray.serve.scripts", "run", *arguments]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Fleet]:
+    port = free_port()
+    running = started(serve_run(str(written(folder, port))), port, folder, ENVIRONMENT)
+    yield running
+    end(running, signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[str]:
+    """The texts of a single server."""
+    server: Server = start_server(*FLAGS)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        texts = list(pool.map(lambda i: completion(server.url, i, **LASTING), range(NUM_STREAMS)))
+    assert stop_server(server) == 0
+    return texts
+
+
+@contextmanager
+def streaming(cluster: Fleet, wanted: list[str], number: int) -> Iterator[None]:
+    """So many clients stream all the while, one text after the other, and each is the right one."""
+    is_over = Event()
+
+    def ask(client: int) -> int:
+        num_asked = 0
+        while not is_over.is_set():
+            assert completion(cluster.url, client, stream=True, **LASTING) == wanted[client]
+            num_asked += 1
+        return num_asked
+
+    with ThreadPoolExecutor(number) as pool:
+        clients = [pool.submit(ask, client) for client in range(number)]
+        try:
+            yield
+        finally:
+            is_over.set()
+        assert all(client.result() > 0 for client in clients)
+
+
+def test_an_ingress_that_is_killed_ends_its_own_streams_alone(cluster: Fleet, wanted: list[str]) -> None:
+    wait_until(lambda: len(cluster.ingresses()) == 2)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        asked = [pool.submit(completion, cluster.url, i, stream=True, **LASTING) for i in range(NUM_STREAMS)]
+        time.sleep(3.0)
+        assert not any(future.done() for future in asked)
+        killed = cluster.ingresses()[0]
+        os.kill(killed, signal.SIGKILL)
+        broken = [i for i, future in enumerate(asked) if is_broken(future, wanted[i])]
+    assert 0 < len(broken) < NUM_STREAMS
+    wait_until(lambda: len(set(cluster.ingresses()) - {killed}) == 2)
+    assert completion(cluster.url, 0, stream=True, **LASTING) == wanted[0]
+
+
+def is_broken(asked: Future[str], wanted: str) -> bool:
+    """Its client sees that; a text that has come whole is right."""
+    error = asked.exception()
+    assert isinstance(error, httpx.TransportError | None), error
+    assert error is not None or asked.result() == wanted
+    return error is not None
+
+
+def test_replicas_come_and_go_with_the_load(cluster: Fleet, wanted: list[str]) -> None:
+    assert cluster.replicas()["running"] == 1
+    with streaming(cluster, wanted, NUM_STREAMS):
+        wait_until(lambda: cluster.replicas()["running"] == 2)
+    with streaming(cluster, wanted, 1):
+        wait_until(lambda: cluster.replicas() == {"running": 1})
+    wait_until(lambda: len(cluster.servers()) == 1)
