@@ -56,6 +56,7 @@ def build() -> str:
         ("Speculation", _speculation()),
         ("Latency", _latency()),
         ("Capacity", _capacity()),
+        ("Fleet", _fleet()),
     ):
         board = board.with_row(dashboards.Row(row))
         for panel in panels:
@@ -142,6 +143,29 @@ def _capacity() -> list[timeseries.Panel]:
         _chart("The API process", {"CPU seconds a second": _sum("process_cpu_seconds_total")}, "short"),
         _chart("Memory of the API process", {"{{instance}}": f"process_resident_memory_bytes{{{WHERE}}}"}, "bytes"),
     ]  # fmt: skip
+
+
+def _fleet() -> list[timeseries.Panel]:
+    """Empty for a single server: the label `replica` is a fleet's."""
+    hits, prompts = (
+        _sum(f"headway_{name}_tokens_total", by="replica", where='replica!=""')
+        for name in ("prefix_cache_hit", "prompt")
+    )
+    return [
+        _chart("Replicas", {"{{state}}": f"sum by (state) (headway_fleet_replicas{{{WHERE}}})"}, "short", is_stacked=True)
+        .description("By their state, as Ray Serve has it."),
+        _chart("Requests by the router's reason", {"{{reason}}": _sum("headway_fleet_requests_routed_total", by="reason")}, "reqps", is_stacked=True)
+        .description("prefix: to the replica that owns the beginning; spilled: that one had too many requests."),
+        _chart("Requests of each replica", {"{{replica}}": _of_replicas("headway_num_requests_running")}, "short", is_stacked=True),
+        _chart("Requests that wait at each replica", {"{{replica}}": _of_replicas("headway_num_requests_waiting")}, "short", is_stacked=True),
+        _chart("KV cache of each replica", {"{{replica}}": _of_replicas("headway_kv_cache_usage_ratio")}, "percentunit", top=1.0),
+        _chart("Prompt tokens found in each replica's cache", {"{{replica}}": f"{hits} / {prompts}"}, "percentunit", top=1.0),
+        _chart("Streams that went on in another replica", {"{{replica}}": _sum("headway_fleet_streams_continued_total", by="replica")}, "ops"),
+    ]  # fmt: skip
+
+
+def _of_replicas(gauge: str) -> str:
+    return f'sum by (replica) ({gauge}{{{WHERE}, replica!=""}})'
 
 
 def _sum(name: str, *, by: str = "", where: str = "") -> str:

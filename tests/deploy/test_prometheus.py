@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import promql_parser
 import pytest
 import yaml
 from headway_testing.daemon import Server
-from headway_testing.prometheus import RULES, Prometheus
+from headway_testing.prometheus import RULES, Prometheus, is_of_fleets, panel_queries, rules, selectors
 from headway_testing.tools import installed
 
-DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/headway.json"
 KINDS = ("stream", "whole", "abort", "chat", "refused", "no drafts", "stream")
 NUM_ROUNDS = 3  # of all kinds, with a scrape after each: rates need two scrapes that differ
 
@@ -28,22 +24,6 @@ def promtool(*arguments: str | Path, standard_input: str | None = None) -> str:
     done = subprocess.run(command, input=standard_input, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def rules(kind: str) -> list[dict[str, Any]]:
-    """kind: record or alert."""
-    files = sorted(RULES.glob("*.rules.yml"))
-    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
-    return [rule for group in groups for rule in group["rules"] if kind in rule]
-
-
-def panel_queries() -> Iterator[tuple[str, str]]:
-    """(title and legend, expression) of every target, its variables set to all."""
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        for target in panel.get("targets", []):
-            expression = target["expr"].replace("$job", ".+").replace("$instance", ".+")
-            assert "$" not in expression
-            yield f"{panel['title']}: {target.get('legendFormat', '')}", expression
 
 
 def send(url: str, kind: str) -> None:
@@ -86,18 +66,6 @@ def prometheus(server: Server, scraping: Prometheus) -> Prometheus:
     return scraping
 
 
-def selectors(expression: str) -> Iterator[str]:
-    """Of every series that the expression reads, without ranges: `a{b="c"}`."""
-    todo: list[Any] = [promql_parser.parse(expression)]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, promql_parser.VectorSelector):
-            yield node.prettify()
-        for name in ("lhs", "rhs", "expr", "vector_selector"):
-            todo += [child] if (child := getattr(node, name, None)) is not None else []
-        todo += getattr(node, "args", [])
-
-
 def test_promtool_accepts_configuration_and_rules() -> None:
     told = promtool("check", "config", RULES / "prometheus.yml")
     assert f"{len(rules('alert'))} rules found" in told
@@ -132,6 +100,7 @@ def test_every_recording_rule_has_data_under_load(prometheus: Prometheus) -> Non
 @pytest.mark.slow
 def test_everything_that_an_alert_reads_is_there(prometheus: Prometheus) -> None:
     read = {selector for rule in rules("alert") for selector in selectors(rule["expr"])}
+    read = {selector for selector in read if not is_of_fleets(selector)}  # tests/fleet has these
     assert len(read) > 8
     assert all(selector.startswith(("headway_", "headway:", "up", "process_")) for selector in read), read
     assert [selector for selector in sorted(read) if not prometheus.query(selector)] == []
@@ -147,7 +116,7 @@ def test_prometheus_evaluates_all_rules_and_none_alerts(prometheus: Prometheus) 
 
 @pytest.mark.slow
 def test_every_panel_has_data_under_load(prometheus: Prometheus) -> None:
-    queries = list(panel_queries())
+    queries = [(title, query) for title, query in panel_queries() if not is_of_fleets(query)]
     assert len(queries) > 30
     assert not any("vllm:" in expression for _, expression in queries)  # which a server has only if asked
     found = {title: prometheus.query(expression) for title, expression in queries}

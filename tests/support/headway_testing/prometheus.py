@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import promql_parser
 import yaml
 
 from headway_testing.daemon import get_plain
@@ -19,7 +21,41 @@ from headway_testing.tools import installed
 from headway_testing.waiting import wait_until
 
 RULES = Path(__file__).parents[3] / "deploy/prometheus"
+DASHBOARD = RULES.parent / "grafana/headway.json"
 Sample = tuple[dict[str, str], float]
+
+
+def rules(kind: str) -> list[dict[str, Any]]:
+    """kind: record or alert."""
+    files = sorted(RULES.glob("*.rules.yml"))
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"] if kind in rule]
+
+
+def panel_queries() -> Iterator[tuple[str, str]]:
+    """(title and legend, expression) of every target, its variables set to all."""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel.get("targets", []):
+            expression = target["expr"].replace("$job", ".+").replace("$instance", ".+")
+            assert "$" not in expression
+            yield f"{panel['title']}: {target.get('legendFormat', '')}", expression
+
+
+def is_of_fleets(expression: str) -> bool:
+    """Whether it reads what only a fleet shows."""
+    return "headway_fleet_" in expression or "replica!=" in expression
+
+
+def selectors(expression: str) -> Iterator[str]:
+    """Of every series that the expression reads, without ranges: `a{b="c"}`."""
+    todo: list[Any] = [promql_parser.parse(expression)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, promql_parser.VectorSelector):
+            yield node.prettify()
+        for name in ("lhs", "rhs", "expr", "vector_selector"):
+            todo += [child] if (child := getattr(node, name, None)) is not None else []
+        todo += getattr(node, "args", [])
 
 
 class Prometheus:
