@@ -69,16 +69,17 @@ test test-all: $(VENV)/.ready-test
 # The text's exactness once more, of more prompts and in float64; more requests and examples; every case of every kernel
 # compiled for every architecture; the whole cross products of the kernels' parameters, in Triton's interpreter too.
 test-long: $(VENV)/.ready-test
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'long and not gpu'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'long and not (gpu or fleet)'
 
 # Random requests to real servers with drafts, crowds and preemption, against depth 0 alone: make test-exact-http
 # EXACT_ARGS="--requests 200 --seed 7 --families qwen3 --threads 2" runs a slice.
 test-exact-http: $(VENV)/.ready-test
 	PYTHONPATH=tests/support $(BIN)/python -P -m headway_testing.exact_http $(EXACT_ARGS)
 
-# A fleet on Ray Serve, on the CPU: its answers beside a single server's, and kills of all that it is made of.
+# A fleet on Ray Serve, on the CPU: its answers beside a single server's, and kills of all that it is made of. Ten kills of each:
+# make test-fleet TEST_ARGS="-m 'fleet and long'"
 test-fleet: $(VENV)/.ready-fleet
-	$(BIN)/pytest -q -m fleet $(TEST_ARGS) tests/fleet
+	$(BIN)/pytest -q -m 'fleet and not long' $(TEST_ARGS) tests/fleet
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.

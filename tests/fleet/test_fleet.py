@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ from headway_testing.fleets import (
     wait_until,
 )
 from headway_testing.killing import Killing, ask, mixed_requests
+from headway_testing.prometheus import (
+    RULES,
+    is_of_fleets,
+    panel_queries,
+    rules,
+    running_prometheus,
+    selectors,
+)
 
 pytestmark = [
     pytest.mark.fleet,
@@ -154,6 +163,37 @@ def test_requests_that_begin_alike_find_their_beginning_in_a_cache(fleet: Fleet,
         assert (usage["prompt_tokens_details"]["cached_tokens"] > 100) == (number > 0)
 
 
+def test_prometheus_has_what_the_fleets_panels_and_alerts_read(fleet: Fleet, tmp_path: Path) -> None:
+    config = yaml.safe_load((RULES / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
+    config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [fleet.url.removeprefix("http://")]}]
+    panels = {title: query for title, query in panel_queries() if is_of_fleets(query)}
+    alerts = [rule for rule in rules("alert") if is_of_fleets(rule["expr"])]
+    read = {selector.partition("{")[0] for rule in alerts for selector in selectors(rule["expr"])}
+    assert len(panels) >= 7
+    assert len(alerts) >= 4
+    with contextmanager(running_prometheus)(tmp_path, config) as running:
+        for number in range(3):
+            completion(fleet.url, number)
+            running.wait_for_scrape()
+        assert [title for title, query in panels.items() if not running.query(query)] == []
+        assert [name for name in read if not running.query(name)] == []
+        found = {rule["name"]: rule for rule in running.rules()}
+        assert {found[rule["alert"]]["state"] for rule in alerts} == {"inactive"}
+        replicas = running.query("count by (instance) (headway_engine_state{state='serving'} == 1)")
+        assert [value for _, value in replicas] == [NUM_REPLICAS]
+
+
+def test_status_tells_of_both_replicas(fleet: Fleet) -> None:
+    command = headway_command("fleet", "status", "--url", fleet.url)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, _, *rows = done.stdout.splitlines()
+    assert first == f"{fleet.url}: {NUM_REPLICAS} running"
+    assert [row.split()[2] for row in rows] == ["serving"] * NUM_REPLICAS
+    assert "prefix" in done.stdout
+
+
 def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
     def running() -> int:
         return sum(load["num_requests"] for load in map(load_of, fleet.servers()))
@@ -165,21 +205,21 @@ def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
     wait_until(lambda: running() == 0, 20)
 
 
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", ["engine", "server", "actor"])
-def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str) -> None:
+def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str, num_kills: int) -> None:
     with ThreadPoolExecutor(16) as pool:
-        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(12)))
-        asked: list[Future[str]] = [
-            pool.submit(completion, fleet.url, i, stream=i < 8, **LASTING) for i in range(12)
-        ]
-        time.sleep(3.0)
-        server = fleet.servers()[0]
-        engine = next(pid for pid in descendants(server) if "headway.engine.process" in command_of(pid))
-        victim = {"engine": engine, "server": server, "actor": parent_of(server)}[what]
-        assert not any(future.done() for future in asked[:8])
-        os.kill(victim, signal.SIGKILL)
-        assert [future.result() for future in asked] == wanted
-    fleet.wait_for_replicas(NUM_REPLICAS, without=server if what != "engine" else 0)
+        wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(16)))
+        for number in range(num_kills):
+            asked = [pool.submit(completion, fleet.url, i, stream=i < 12, **LASTING) for i in range(16)]
+            time.sleep(3.0)
+            server = fleet.servers()[number % NUM_REPLICAS]
+            engine = next(pid for pid in descendants(server) if "headway.engine.process" in command_of(pid))
+            victim = {"engine": engine, "server": server, "actor": parent_of(server)}[what]
+            assert not all(future.done() for future in asked)
+            os.kill(victim, signal.SIGKILL)
+            assert [future.result() for future in asked] == wanted
+            fleet.wait_for_replicas(NUM_REPLICAS, without=server if what != "engine" else 0)
 
 
 async def test_random_requests_are_the_same_while_servers_are_killed(fleet: Fleet) -> None:
