@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +24,9 @@ from headway_testing.daemon import Server, start_server, stop_server
 from headway_testing.fleets import (
     LASTING,
     Fleet,
+    command_of,
     completion,
+    descendants,
     end,
     free_port,
     started,
@@ -120,7 +124,16 @@ def streaming(cluster: Fleet, wanted: list[str], number: int) -> Iterator[None]:
         assert all(client.result() > 0 for client in clients)
 
 
-def test_an_ingress_that_is_killed_ends_its_own_streams_alone(cluster: Fleet, wanted: list[str]) -> None:
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_an_ingress_that_is_killed_ends_its_own_streams_alone(
+    cluster: Fleet, wanted: list[str], num_kills: int
+) -> None:
+    for _ in range(num_kills):
+        kill_an_ingress(cluster, wanted)
+        assert completion(cluster.url, 0, stream=True, **LASTING) == wanted[0]
+
+
+def kill_an_ingress(cluster: Fleet, wanted: list[str]) -> None:
     wait_until(lambda: len(cluster.ingresses()) == 2)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         asked = [pool.submit(completion, cluster.url, i, stream=True, **LASTING) for i in range(NUM_STREAMS)]
@@ -131,7 +144,6 @@ def test_an_ingress_that_is_killed_ends_its_own_streams_alone(cluster: Fleet, wa
         broken = [i for i, future in enumerate(asked) if is_broken(future, wanted[i])]
     assert 0 < len(broken) < NUM_STREAMS
     wait_until(lambda: len(set(cluster.ingresses()) - {killed}) == 2)
-    assert completion(cluster.url, 0, stream=True, **LASTING) == wanted[0]
 
 
 def is_broken(asked: Future[str], wanted: str) -> bool:
@@ -149,3 +161,26 @@ def test_replicas_come_and_go_with_the_load(cluster: Fleet, wanted: list[str]) -
     with streaming(cluster, wanted, 1):
         wait_until(lambda: cluster.replicas() == {"running": 1})
     wait_until(lambda: len(cluster.servers()) == 1)
+
+
+def address_of(cluster: Fleet) -> str:
+    """Returns where Ray's own programs find this cluster."""
+    commands = " ".join(command_of(pid) for pid in descendants(cluster.process.pid))
+    found = re.search(r"--gcs-address=(\S+)", commands)
+    assert found, commands
+    return found[1]
+
+
+def test_a_changed_configuration_drops_no_stream(cluster: Fleet, wanted: list[str], folder: Path) -> None:
+    before = set(cluster.servers()) | set(cluster.ingresses())
+    port = int(cluster.url.rpartition(":")[2])
+    command = serve_run(
+        "--non-blocking", "--address", address_of(cluster), str(written(folder, port, **{"max-running": 48}))
+    )
+    with streaming(cluster, wanted, 2):
+        done = subprocess.run(
+            command, env=os.environ | ENVIRONMENT, cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: not before & {*cluster.servers(), *cluster.ingresses()})
+        wait_until(lambda: cluster.replicas() == {"running": 1})

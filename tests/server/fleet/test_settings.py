@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from headway.engine import ConfigError
+from headway.server.fleet.scaling import by_requests_and_kv_cache
 from headway.server.fleet.settings import FleetSettings, read_settings
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/ray"
@@ -77,6 +78,16 @@ def test_the_files_of_deploy_describe_one_fleet() -> None:
     assert f"\ndef {function}(args" in source.read_text()
     settings = read_settings(application["args"])
     (workers,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    policy = f"{by_requests_and_kv_cache.__module__}:{by_requests_and_kv_cache.__name__}"
+    ingress, replica = application["deployments"]
+    scaling = replica["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (
+        workers["minReplicas"],
+        workers["maxReplicas"],
+    )
+    assert 2 * ingress["num_replicas"] >= scaling["max_replicas"]
+    assert scaling["policy"]["policy_function"] == policy
+    assert service["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"]
     template = workers["template"]["spec"]
     limits = template["containers"][0]["resources"]["limits"]
     assert workers["replicas"] * int(limits["nvidia.com/gpu"]) == settings.replicas * settings.gpus
