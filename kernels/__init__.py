@@ -35,7 +35,11 @@ from headway.kernels.experts.choose_experts import choose_experts
 from headway.kernels.experts.expert_linear import expert_linear
 from headway.kernels.experts.sum_experts import sum_experts
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
-from headway.kernels.linear._int8_cpu_linear import can_be_int8, has_int8_products, int8_cpu_weight
+from headway.kernels.linear._integer_cpu_linear import (
+    can_be_integers,
+    has_integer_products,
+    integer_cpu_weight,
+)
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
 from headway.kernels.linear._quantized_weight import expanded_weight, quantized_weight, reads_codes
 from headway.kernels.linear._skinny_core import reserve_workspace
@@ -101,7 +105,7 @@ from headway.kernels.types._weights import (
     DenseWeight,
     Float8Weight,
     Int4ScreenedWeight,
-    Int8CpuWeight,
+    IntegerCpuWeight,
     PackedCpuWeight,
     QuantizedWeight,
     Weight,
@@ -127,7 +131,7 @@ __all__ = [
     "GateActivation",
     "HeadNorms",
     "Int4ScreenedWeight",
-    "Int8CpuWeight",
+    "IntegerCpuWeight",
     "LogitsProcessorState",
     "NextNorm",
     "PackedCpuWeight",
@@ -145,7 +149,7 @@ __all__ = [
     "advance_draft_step",
     "attention",
     "begin_decode",
-    "can_be_int8",
+    "can_be_integers",
     "can_be_packed",
     "choose_experts",
     "compile_in_workers",
@@ -170,9 +174,9 @@ __all__ = [
     "gated_rms_norm",
     "gumbel_noise",
     "has_float8_products",
-    "has_int8_products",
+    "has_integer_products",
     "has_order",
-    "int8_cpu_weight",
+    "integer_cpu_weight",
     "is_split_kv",
     "keep_sums_whole",
     "least_packed_rows",

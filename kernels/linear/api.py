@@ -13,7 +13,7 @@ from headway.kernels.linear import dispatch
 from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile
 from headway.kernels.linear._cpu_linear import packed_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
-from headway.kernels.linear._int8_cpu_linear import int8_cpu_linear
+from headway.kernels.linear._integer_cpu_linear import integer_cpu_linear
 from headway.kernels.linear._ordered_linear import ordered_linear
 from headway.kernels.linear._quantized_weight import multiplies_codes, rows_of_each_code_kernel
 from headway.kernels.linear.add_linear import add_linear
@@ -31,7 +31,7 @@ from headway.kernels.types._weights import (
     DenseWeight,
     Float8Weight,
     Int4ScreenedWeight,
-    Int8CpuWeight,
+    IntegerCpuWeight,
     PackedCpuWeight,
     QuantizedWeight,
     Weight,
@@ -74,7 +74,7 @@ def has_order(weight: Weight, device: torch.device) -> bool:
             kernel = LinearKernel.BATCH_INVARIANT if device.type == "cuda" else LinearKernel.PADDED_CPU
         case PackedCpuWeight(values):
             kernel = LinearKernel.PACKED_CPU
-        case Int8CpuWeight():
+        case IntegerCpuWeight():
             return True
         case Float8Weight(values):
             kernel = LinearKernel.FLOAT8_SKINNY
@@ -225,8 +225,8 @@ def _product(
             return padded_linear(x, values, bias)
         case PackedCpuWeight():
             return packed_linear(x, weight, bias)
-        case Int8CpuWeight():
-            return int8_cpu_linear(x, weight, bias)
+        case IntegerCpuWeight():
+            return integer_cpu_linear(x, weight, bias)
         case Float8Weight(values, scale, step, dtype) if x.dtype == values.dtype:
             return float8_linear(x, values, step, scale, bias, dtype=dtype)
         case Float8Weight(values, scale, step, _):

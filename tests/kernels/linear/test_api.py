@@ -23,8 +23,8 @@ from headway.kernels import (
     can_be_packed,
     defers_norm,
     fuses_qkv,
-    has_int8_products,
-    int8_cpu_weight,
+    has_integer_products,
+    integer_cpu_weight,
     least_packed_rows,
     linear,
     pack_nibbles,
@@ -34,17 +34,17 @@ from headway.kernels.types._deferred_norm import square_tiles
 
 OUTPUTS, INPUTS = 128, 256
 FORMATS = ("dense", "batch-invariant", "float8", "int4", "packed")
-FORMATS += ("int8",) if has_int8_products() else ()
+FORMATS += ("cpu-int8", "cpu-int4") if has_integer_products() else ()
 # Triton's interpreter rounds to float8 less exactly than a device.
-TOLERANCES = {"float8": 0.2, "int4": 0.3, "int8": 0.02}
+TOLERANCES = {"float8": 0.2, "int4": 0.3, "cpu-int8": 0.02, "cpu-int4": 0.15}
 
 
 def weight_of(kind: str, exact: torch.Tensor) -> Weight:
     if kind == "packed":
         rows = least_packed_rows(exact, None) if can_be_packed(exact) else None
         return DenseWeight(exact) if rows is None else pack_weight(exact, least_rows=rows)
-    if kind == "int8":
-        return int8_cpu_weight(exact)
+    if kind.startswith("cpu-int"):
+        return integer_cpu_weight(exact, bits=8 if kind == "cpu-int8" else 4)
     if kind == "float8":
         return Float8Weight(
             exact.to(torch.float8_e4m3fn), torch.ones(1), torch.full((1,), 2.0**-6), exact.dtype
