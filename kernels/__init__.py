@@ -9,6 +9,7 @@ device functions. The engine launches none of `prepare_drafter_inputs_padded`, `
 `advance_draft_step`, `expand_drafter_inputs` and `extend_queries`, which serve drafters of other layouts.
 """
 
+from headway.kernels.attention._cpu_attention import cpu_attention, cpu_rope_append, has_cpu_attention
 from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
     WIDE_CACHE_SIZE,
@@ -158,6 +159,8 @@ __all__ = [
     "copy_entries",
     "copy_results_to_host",
     "count_tokens",
+    "cpu_attention",
+    "cpu_rope_append",
     "defers_norm",
     "delta_chunks",
     "delta_windows",
@@ -173,6 +176,7 @@ __all__ = [
     "gated_mul",
     "gated_rms_norm",
     "gumbel_noise",
+    "has_cpu_attention",
     "has_float8_products",
     "has_integer_products",
     "has_order",

@@ -10,66 +10,69 @@ No operation of PyTorch 2.13 is that and fast. For one row through [1536, 576] o
 here 25 us, float32 of oneDNN 167, 8 bits of FBGEMM 162, `_weight_int4pack_mm_for_cpu` in bfloat16 137 and in
 float32 1,875; onnxruntime's MatMulNBits takes 66, and one row gets other bits than many.
 
-The C source is compiled when it is first needed, into Triton's cache.
+The C source is compiled when it is first needed: see `cpu_library`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import shutil
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from headway.kernels.elementwise.gated_mul import gated_mul
+from headway.kernels.runtime._cpu_library import cpu_library
+from headway.kernels.types._epilogue import PLAIN, Epilogue
 from headway.kernels.types._weights import IntegerCpuWeight
-
-try:
-    from triton.runtime.cache import get_cache_manager
-except ImportError:
-    get_cache_manager = None
 
 GROUP, TILE = 32, 8  # inputs that share a scale; outputs that are computed together
 _LARGEST = {4: 15, 8: 127}  # codes
 _OUTPUTS_AT_ONCE = 4096  # rounded at a time: multiples of TILE
 _MIN_PRODUCTS = 1 << 17  # for each thread: starting it takes as long as so many
 _SOURCE = Path(__file__).with_name("integer_cpu_linear.c")
-_FLAGS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-mavx2", "-mf16c")
-_VNNI_FLAGS = ("-mavx512vl", "-mavx512vnni")
-_LIBRARY = "integer_cpu_linear.so"
-logger = logging.getLogger(__name__)
 
 
 def integer_cpu_linear(
     x: torch.Tensor,  # [rows, in] float32
     weight: IntegerCpuWeight,
-    bias: torch.Tensor | None,  # [out] float32
+    epilogue: Epilogue = PLAIN,  # all of it in float32; without a residual unless there is a next norm
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, out] float32, of inputs rounded as above. A row with an infinity or
-    a NaN becomes NaN. Raises MemoryError."""
+    """Returns x @ weight.T, of inputs rounded as above, and its epilogue, complete: [rows, out] float32, or
+    [rows, out / 2] with a gate. A row with an infinity or a NaN becomes NaN. Raises MemoryError."""
+    bias, gate, residual, norm = epilogue
+    assert (residual is None) == (norm is None), "a residual is added before a norm"
+    assert gate is None or norm is None, "nothing computes both"
     library = _library()
     assert library is not None, "a weight is packed only where products can be compiled"
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, inputs = x.shape
-    product = x.new_empty(rows, weight.num_outputs)
+    product, result = x.new_empty(rows, weight.num_outputs), None
+    if gate == "silu":
+        result = x.new_empty(rows, weight.num_outputs // 2)
+    elif residual is not None:
+        assert residual.is_contiguous(), residual.stride()
+        result = torch.empty_like(residual)
     threads = min(torch.get_num_threads(), 1 + rows * inputs * weight.num_outputs // _MIN_PRODUCTS)
     if library.multiply(
         x.data_ptr(), rows, inputs, x.stride(0), weight.tiles.data_ptr(), weight.num_outputs, weight.bits,
-        product.data_ptr(), threads,
+        product.data_ptr(), threads, _pointer(bias), _pointer(result), _pointer(residual),
+        *((None, 0, 0) if norm is None else (norm.weight.data_ptr(), norm.epsilon, norm.unit_offset)),
     ):  # fmt: skip
         raise MemoryError(f"no memory for {rows:,} rows of {inputs:,} inputs in 8 bits")
-    return product if bias is None else product.add_(bias)
+    if gate is not None and result is None:
+        return gated_mul(product, gate)
+    return product if result is None else result
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def has_integer_products() -> bool:
-    """Returns whether this processor multiplies such weights; the source is compiled the first time. What is
-    missing is logged, once."""
+    """Returns whether this machine compiles and runs such products. What is missing is logged, once."""
     return _library() is not None
 
 
@@ -116,45 +119,11 @@ def _tiles_of(weight: torch.Tensor, bits: int) -> torch.Tensor:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Returns the compiled source, which uses PyTorch's threads; None, with a line in the log, where this
-    processor, its system or a missing compiler does not allow it."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if get_cache_manager is None or capability not in ("AVX2", "AVX512"):
-        logger.warning("products by weights in 4 or 8 bits need Linux and an x86 CPU with AVX2")
-        return None
-    has_vnni = capability == "AVX512" and torch.cpu._is_vnni_supported()
-    try:
-        library = ctypes.CDLL(_compiled((*_FLAGS, *(_VNNI_FLAGS if has_vnni else ()))))
-        threads = ctypes.CDLL(None)  # what PyTorch has loaded
-        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        library.use_threads(*(ctypes.cast(getattr(threads, name), ctypes.c_void_p) for name in names))
-    except (OSError, AttributeError) as error:
-        logger.warning(
-            "products by weights in 4 or 8 bits need gcc or clang, and OpenMP in PyTorch: %s", error
-        )
-        return None
-    pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-    library.multiply.argtypes = (pointer, size, size, size, pointer, size, number, pointer, number)
-    logger.info("products by weights in 4 or 8 bits use %s", "AVX-512 VNNI" if has_vnni else "AVX2")
+    library = cpu_library(_SOURCE)
+    if library is not None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+        library.multiply.argtypes = (
+            pointer, size, size, size, pointer, size, number, pointer, number,
+            pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_float,
+        )  # fmt: skip
     return library
-
-
-def _compiled(flags: tuple[str, ...]) -> str:
-    """Returns the path of the shared library, which Triton's cache keeps. Raises OSError."""
-    source = _SOURCE.read_bytes()
-    kept = get_cache_manager(hashlib.sha256(source + " ".join(flags).encode()).hexdigest())
-    found: str | None = kept.get_file(_LIBRARY)
-    if found is not None:
-        return found
-    compiler = next((path for path in map(shutil.which, ("gcc", "clang")) if path is not None), None)
-    if compiler is None:
-        raise FileNotFoundError("neither is in PATH")
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, _LIBRARY)
-        done = subprocess.run(
-            [compiler, *flags, "-o", made, _SOURCE], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise OSError(f"{compiler} ended with status {done.returncode}: {done.stderr.strip()}")
-        path: str = kept.put(made.read_bytes(), _LIBRARY)
-    return path

@@ -7,12 +7,12 @@
  * has inputs 4 k to 4 k + 3 of output 0, of output 1, ... Codes of 4 bits: 4 vectors of such vectors 2 k (low
  * halves of the bytes) and 2 k + 1 (high halves).
  */
-#include <immintrin.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "cpu_library.h"
 
 enum { GROUP = 32, OUTPUTS = 8, VECTORS = 8, VECTOR_BYTES = 32, HALVES_BYTES = 16, ROWS_AT_ONCE = 4 };
 
@@ -22,6 +22,17 @@ typedef struct {
     int8_t codes[GROUP];
 } Inputs;
 
+/* What follows a product, row by row: the bias; then silu of its first half times its second half, written to
+ * `result` [rows, num_outputs / 2], or its addition to the residual and the norm of that, written to `result`
+ * [rows, num_outputs]. */
+typedef struct {
+    const float *bias; /* [num_outputs]; NULL: none */
+    float *result;     /* NULL: the product is all */
+    float *residual;   /* [rows, num_outputs]; NULL: a gate */
+    const float *norm_weight; /* [num_outputs] */
+    float epsilon, offset;    /* offset: added to the weight */
+} Epilogue;
+
 typedef struct {
     const float *x;
     ptrdiff_t rows, num_inputs, x_stride, num_outputs;
@@ -29,11 +40,8 @@ typedef struct {
     float *out;
     int bits;
     Inputs *inputs; /* [rows, groups] */
+    const Epilogue *epilogue;
 } Product;
-
-typedef void (*Task)(void *);
-static void (*start_threads)(Task, void *, unsigned, unsigned);
-static int (*thread_number)(void), (*number_of_threads)(void);
 
 static ptrdiff_t groups_of(const Product *p) { return (p->num_inputs + GROUP - 1) / GROUP; }
 
@@ -200,30 +208,65 @@ static void round_share(void *given) {
         }
 }
 
-static void run(Task share, Product *p, int threads) {
-    if (threads > 1)
-        start_threads(share, p, (unsigned)threads, 0);
-    else
-        share(p);
+static void multiply_gate(float *result, const float *gate, const float *up) {
+    __m256 x = _mm256_loadu_ps(gate), sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1);
+    __m256 e = exponential(_mm256_or_ps(x, sign)); /* of -|x| */
+    __m256 factor = _mm256_blendv_ps(one, e, x);   /* silu(x) is x / (1 + e), or x e / (1 + e) if x < 0 */
+    __m256 silu = _mm256_div_ps(_mm256_mul_ps(x, factor), _mm256_add_ps(one, e));
+    _mm256_storeu_ps(result, _mm256_mul_ps(silu, _mm256_loadu_ps(up)));
 }
 
-/* Functions of the OpenMP runtime that PyTorch uses, so that its threads are used: GOMP_parallel,
- * omp_get_thread_num and omp_get_num_threads. */
-void use_threads(void *start, void *number, void *count) {
-    start_threads = (void (*)(Task, void *, unsigned, unsigned))start;
-    thread_number = (int (*)(void))number;
-    number_of_threads = (int (*)(void))count;
+static void gate_row(float *result, const float *product, ptrdiff_t count) {
+    ptrdiff_t i = 0;
+    for (; i + LANES <= count; i += LANES) multiply_gate(result + i, product + i, product + count + i);
+    if (i < count) {
+        float gate[LANES] = {0}, up[LANES] = {0}, last[LANES];
+        size_t bytes = (size_t)(count - i) * sizeof(float);
+        memcpy(gate, product + i, bytes);
+        memcpy(up, product + count + i, bytes);
+        multiply_gate(last, gate, up);
+        memcpy(result + i, last, bytes);
+    }
 }
 
-/* Writes x W^T to out, [rows, num_outputs]. x: [rows, num_inputs], rows x_stride apart. Returns 0, or 1 if
- * there is no memory. */
+static void add_and_norm_row(const Epilogue *e, float *result, float *residual, const float *product, ptrdiff_t count) {
+    __m256 squares = _mm256_setzero_ps();
+    for (ptrdiff_t i = 0; i < count; i++) residual[i] += product[i];
+    for (ptrdiff_t i = 0; i < count; i += LANES) {
+        float own[LANES] = {0};
+        memcpy(own, residual + i, (size_t)(count - i < LANES ? count - i : LANES) * sizeof(float));
+        squares = _mm256_fmadd_ps(_mm256_loadu_ps(own), _mm256_loadu_ps(own), squares);
+    }
+    float factor = 1 / sqrtf(sum_of(squares) / (float)count + e->epsilon);
+    for (ptrdiff_t i = 0; i < count; i++) result[i] = residual[i] * factor * (e->norm_weight[i] + e->offset);
+}
+
+static void finish_share(void *given) {
+    const Product *p = given;
+    const Epilogue *e = p->epilogue;
+    ptrdiff_t row, last, count = p->num_outputs;
+    for (share_of(p->rows, &row, &last); row < last; row++) {
+        float *product = p->out + row * count;
+        for (ptrdiff_t i = 0; e->bias != NULL && i < count; i++) product[i] += e->bias[i];
+        if (e->result != NULL && e->residual != NULL)
+            add_and_norm_row(e, e->result + row * count, e->residual + row * count, product, count);
+        else if (e->result != NULL)
+            gate_row(e->result + row * (count / 2), product, count / 2);
+    }
+}
+
+/* Writes x W^T to out, [rows, num_outputs], and computes the epilogue. x: [rows, num_inputs], rows x_stride
+ * apart. Returns 0, or 1 if there is no memory. */
 int multiply(const float *x, ptrdiff_t rows, ptrdiff_t num_inputs, ptrdiff_t x_stride, const uint8_t *tiles,
-             ptrdiff_t num_outputs, int bits, float *out, int threads) {
-    Product p = {x, rows, num_inputs, x_stride, num_outputs, tiles, out, bits, NULL};
+             ptrdiff_t num_outputs, int bits, float *out, int threads, const float *bias, float *result,
+             float *residual, const float *norm_weight, float epsilon, float offset) {
+    Epilogue epilogue = {bias, result, residual, norm_weight, epsilon, offset};
+    Product p = {x, rows, num_inputs, x_stride, num_outputs, tiles, out, bits, NULL, &epilogue};
     p.inputs = malloc((size_t)(rows * groups_of(&p)) * sizeof(Inputs));
     if (p.inputs == NULL) return 1;
     run(round_share, &p, rows < 4 * threads ? 1 : threads);
     run(multiply_share, &p, threads);
+    if (bias != NULL || result != NULL) run(finish_share, &p, rows < 4 * threads ? 1 : threads);
     free(p.inputs);
     return 0;
 }

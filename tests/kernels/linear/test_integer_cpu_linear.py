@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
 import torch
 
-from headway.kernels import Activation, IntegerCpuWeight, has_integer_products, integer_cpu_weight, linear
-from headway.kernels.linear import _integer_cpu_linear
+from headway.kernels import (
+    Activation,
+    Epilogue,
+    IntegerCpuWeight,
+    NextNorm,
+    has_integer_products,
+    integer_cpu_weight,
+    linear,
+)
+from headway.kernels.reference.elementwise.rms_norm import rms_norm
 
 needs_products = pytest.mark.skipif(
     not has_integer_products(), reason="needs Linux, an x86 CPU with AVX2 and a compiler"
@@ -112,6 +116,35 @@ def test_a_weight_is_rounded_to_the_nearest_code(bits: int) -> None:
 
 
 @needs_products
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("unit_offset", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("size", [96, 42])
+def test_a_norm_after_the_addition_and_a_gate_are_those_of_the_twins(
+    size: int, has_bias: bool, unit_offset: bool, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    x, bias = random_rows(40, size), random_rows(1, size)[0] if has_bias else None
+    packed = integer_cpu_weight(random_weight(size, size) / size, bits=4)
+    product = linear(Activation(x), packed, Epilogue(bias)).values
+    before, weight = torch.randn(40, size, generator=torch.Generator().manual_seed(2)), torch.rand(size)
+    norm, results = NextNorm(weight, 1e-5, unit_offset), []
+    for own in (slice(0, 40), slice(7, 8), slice(30, 39)):
+        residual = before[own].clone()
+        found = linear(Activation(x[own]), packed, Epilogue(bias, residual=residual, next_norm=norm)).values
+        assert torch.equal(residual, before[own] + product[own])
+        wanted = rms_norm(residual, weight, 1e-5, unit_offset=unit_offset)
+        torch.testing.assert_close(found, wanted, rtol=2e-6, atol=1e-7)
+        gated = linear(Activation(x[own]), packed, Epilogue(bias, "silu")).values
+        halves = product[own].double().chunk(2, 1)
+        wanted = torch.nn.functional.silu(halves[0]) * halves[1]
+        torch.testing.assert_close(gated.double(), wanted, rtol=2e-6, atol=1e-30)
+        results.append((found, gated))
+        assert torch.equal(found, results[0][0][own])
+        assert torch.equal(gated, results[0][1][own])
+
+
+@needs_products
 @of_both
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_products_are_not_cut(sign: float, bits: int) -> None:
@@ -148,25 +181,3 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, bits: int) -
     assert not bool(after[2].isfinite().any())
     others = [row for row in range(9) if row != 2]
     assert torch.equal(after[others], before[others])
-
-
-@pytest.mark.parametrize(
-    ("capability", "programs", "told"),
-    [("DEFAULT", {}, "an x86 CPU with AVX2"), ("AVX2", {}, "gcc or clang"), ("AVX2", {"gcc": "false"}, "status 1")],
-    ids=["processor", "no-compiler", "broken-compiler"],
-)  # fmt: skip
-def test_what_is_missing_is_logged(
-    capability: str,
-    programs: dict[str, str],
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    found = {name: shutil.which(program) for name, program in programs.items()}
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(_integer_cpu_linear.shutil, "which", found.get)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with caplog.at_level(logging.WARNING):
-        assert _integer_cpu_linear._library.__wrapped__() is None
-    assert told in caplog.text
