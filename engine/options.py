@@ -3,6 +3,8 @@ it is loaded."""
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 import torch
 
@@ -11,15 +13,16 @@ from headway.engine.loading.headers import outline_of
 from headway.engine.models.spec import ModelSpec
 from headway.engine.outline import Outline
 from headway.engine.parallel.group import group_of
-from headway.engine.protocol.config import MAX_RANKS, DraftLayers, DraftLmHead, EngineConfig
+from headway.engine.protocol.config import MAX_RANKS, CpuWeights, DraftLayers, DraftLmHead, EngineConfig
 from headway.engine.protocol.errors import ConfigError, ModelError
 from headway.engine.speculation.select import draft_maker_of, drafter_name
 from headway.engine.state.memory import format_bytes
 from headway.engine.state.processors import table_bytes
-from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_int8_products
+from headway.kernels import MAX_HIDDEN_OF_FEW_LAUNCHES, has_integer_products
 
 MAX_PROCESSORS_SHARE = 0.25
 MIN_QUANTIZED_WEIGHTS = 1 << 25
+logger = logging.getLogger(__name__)
 
 
 def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
@@ -47,8 +50,19 @@ def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
         device=outline.device.type,
         draft_lm_head=draft_lm_head_of(config, outline),
         draft_layers=draft_layers_of(config, outline),
-        cpu_weights=config.cpu_weights if outline.device.type == "cpu" else "full",
+        cpu_weights=cpu_weights_of(config, outline),
     )
+
+
+def cpu_weights_of(config: EngineConfig, outline: Outline) -> CpuWeights:
+    """Returns the form that is wanted, or full on a GPU and where this machine has no products of integers,
+    which is logged."""
+    if config.cpu_weights == "full" or outline.device.type != "cpu":
+        return "full"
+    if not has_integer_products():
+        logger.warning("--cpu-weights is %s, but full is used: see above", config.cpu_weights)
+        return "full"
+    return config.cpu_weights
 
 
 def draft_lm_head_of(config: EngineConfig, outline: Outline) -> DraftLmHead:
@@ -158,16 +172,12 @@ def check_deterministic(config: EngineConfig, outline: Outline) -> None:
 
 
 def check_cpu_weights(config: EngineConfig, outline: Outline) -> None:
-    """config: of `with_formats`. Raises ConfigError where no kernel multiplies by weights in 8 bits."""
-    if config.cpu_weights == "full":
-        return
-    given = f"--cpu-weights is {config.cpu_weights}"
-    if outline.dtype != torch.float32:
+    """config: of `with_formats`. Raises ConfigError for another dtype than float32."""
+    if config.cpu_weights != "full" and outline.dtype != torch.float32:
         raise ConfigError(
-            f"{given}, which is for torch.float32, not {outline.dtype}; use full or --dtype float32"
+            f"--cpu-weights is {config.cpu_weights}, which is for torch.float32, not {outline.dtype}; "
+            "use full or --dtype float32"
         )
-    if not has_int8_products():
-        raise ConfigError(f"{given}, which needs an x86 CPU with AVX2 and a torch with FBGEMM; use full")
 
 
 def check_audit(config: EngineConfig, outline: Outline) -> None:

@@ -9,6 +9,7 @@ device functions. The engine launches none of `prepare_drafter_inputs_padded`, `
 `advance_draft_step`, `expand_drafter_inputs` and `extend_queries`, which serve drafters of other layouts.
 """
 
+from headway.kernels.attention._cpu_attention import cpu_attention, cpu_rope_append, has_cpu_attention
 from headway.kernels.attention.api import attention
 from headway.kernels.attention.dispatch import (
     WIDE_CACHE_SIZE,
@@ -35,7 +36,11 @@ from headway.kernels.experts.choose_experts import choose_experts
 from headway.kernels.experts.expert_linear import expert_linear
 from headway.kernels.experts.sum_experts import sum_experts
 from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows, pack_weight
-from headway.kernels.linear._int8_cpu_linear import can_be_int8, has_int8_products, int8_cpu_weight
+from headway.kernels.linear._integer_cpu_linear import (
+    can_be_integers,
+    has_integer_products,
+    integer_cpu_weight,
+)
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
 from headway.kernels.linear._quantized_weight import expanded_weight, quantized_weight, reads_codes
 from headway.kernels.linear._skinny_core import reserve_workspace
@@ -103,7 +108,7 @@ from headway.kernels.types._weights import (
     DenseWeight,
     Float8Weight,
     Int4ScreenedWeight,
-    Int8CpuWeight,
+    IntegerCpuWeight,
     PackedCpuWeight,
     QuantizedWeight,
     Weight,
@@ -129,7 +134,7 @@ __all__ = [
     "GateActivation",
     "HeadNorms",
     "Int4ScreenedWeight",
-    "Int8CpuWeight",
+    "IntegerCpuWeight",
     "LogitsProcessorState",
     "NextNorm",
     "PackedCpuWeight",
@@ -148,7 +153,7 @@ __all__ = [
     "advance_draft_step",
     "attention",
     "begin_decode",
-    "can_be_int8",
+    "can_be_integers",
     "can_be_packed",
     "choose_experts",
     "compile_in_workers",
@@ -157,6 +162,8 @@ __all__ = [
     "copy_entries",
     "copy_results_to_host",
     "count_tokens",
+    "cpu_attention",
+    "cpu_rope_append",
     "defers_norm",
     "delta_chunks",
     "delta_windows",
@@ -173,10 +180,11 @@ __all__ = [
     "gated_rms_norm",
     "gather_ranks",
     "gumbel_noise",
+    "has_cpu_attention",
     "has_float8_products",
-    "has_int8_products",
+    "has_integer_products",
     "has_order",
-    "int8_cpu_weight",
+    "integer_cpu_weight",
     "is_split_kv",
     "keep_sums_whole",
     "least_packed_rows",

@@ -59,6 +59,8 @@ def test_what_is_not_code_is_in_the_wheel_too(wheel: Path) -> None:
     wanted = {f"headway/engine/demo/{name}" for name in demo}
     wanted |= {f"headway/engine/bench/shapes/{name}/config.json" for name in ("mimo-7b", "mimo-0.5b")}
     wanted |= {"headway/engine/chat_model/tools.jinja"}
+    sources = ("linear/integer_cpu_linear.c", "attention/cpu_attention.c", "runtime/cpu_library.h")
+    wanted |= {f"headway/kernels/{name}" for name in sources}
     wanted |= {f"headway/{name}py.typed" for name in ("", "server/", "engine/", "kernels/")}
     page = [path for path in (ROOT / "server/dashboard").iterdir() if path.is_file()]
     wanted |= {f"headway/server/dashboard/{path.name}" for path in page}

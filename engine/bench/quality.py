@@ -1,5 +1,5 @@
 """`headway bench quality`: how far a model's predictions are from another's, as from those before its weights
-were rounded.
+were rounded, or from its own with other --cpu-weights.
 
 Both read the same texts, those that the embedded model has not seen. Perplexity is exp of the mean negative
 log-probability of the texts' tokens; the agreement is the share of places at which both hold the same token
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,7 @@ from headway.engine.bench.report import TABLE_WIDTH, keep_json
 from headway.engine.build import assemble
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.loop import EngineLoop
-from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.config import CpuWeights, EngineConfig
 from headway.engine.protocol.errors import ConfigError, HeadwayError
 from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import RoundOutput, Submit
@@ -34,10 +35,11 @@ from headway.engine.protocol.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """perplexities: of each model. agreement: of their most probable tokens. num_tokens: that were
-    predicted."""
+    """models: their folders. cpu_weights, perplexities: of each. agreement: of their most probable tokens.
+    num_tokens: that were predicted."""
 
     models: list[str]
+    cpu_weights: list[CpuWeights]
     perplexities: list[float]
     agreement: float
     num_tokens: int
@@ -56,13 +58,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--texts", type=int, default=100, metavar="N", help="of 100 texts (default: all)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--cpu-weights", nargs=2, choices=get_args(CpuWeights), default=["full", "full"], metavar=("A", "B"),
+        help="what each is multiplied by on a CPU, as of `headway serve` (default: full full)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     given = parser.parse_args(argv)
     try:
         if not 1 <= given.texts <= 100:
             raise ConfigError(f"--texts is {given.texts}; set 1 to 100")
         texts = heldout_prompts(Path(given.first))[: given.texts]
-        found = compare([given.first, given.second], texts, device=given.device, dtype=given.dtype)
+        found = compare(
+            [given.first, given.second],
+            texts,
+            device=given.device,
+            dtype=given.dtype,
+            cpu_weights=given.cpu_weights,
+        )
         _show(found)
         keep_json(found, given.json)
     except HeadwayError as error:
@@ -74,21 +84,32 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compare(
-    models: list[str], texts: Sequence[list[int]], *, device: str = "auto", dtype: str = "auto"
+    models: list[str],
+    texts: Sequence[list[int]],
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    cpu_weights: Sequence[CpuWeights] = ("full", "full"),
 ) -> Quality:
-    """models: two folders. texts: token ids of each. Raises HeadwayError."""
-    scores = [_scores(EngineConfig(model_path=m, depth=0, device=device, dtype=dtype), texts) for m in models]  # type: ignore[arg-type]
-    first, second = scores
+    """models: two folders. texts: token ids of each. cpu_weights: of each model. Raises HeadwayError."""
+    configs = [
+        EngineConfig(model_path=model, depth=0, device=device, dtype=dtype, cpu_weights=weights)  # type: ignore[arg-type]
+        for model, weights in zip(models, cpu_weights, strict=True)
+    ]
+    first, second = scores = [_scores(config, texts) for config in configs]
     same = sum(a == b for a, b in zip(first.top_ids, second.top_ids, strict=True))
     count = len(first.logprobs)
-    return Quality(
-        models, [math.exp(-math.fsum(own.logprobs) / count) for own in scores], same / count, count
-    )
+    perplexities = [math.exp(-math.fsum(own.logprobs) / count) for own in scores]
+    return Quality(models, list(cpu_weights), perplexities, same / count, count)
 
 
 def _scores(config: EngineConfig, texts: Sequence[list[int]]) -> TokenLogprobs:
     """Returns those of all tokens but each text's first. Raises HeadwayError."""
     engine = assemble(config, progress=lambda _: None)
+    if engine.info.cpu_weights != config.cpu_weights:
+        raise ConfigError(
+            f"--cpu-weights is {config.cpu_weights}, but this machine has {engine.info.cpu_weights} alone"
+        )
     largest = max(map(max, texts))
     if largest >= engine.info.vocab_size:
         raise ConfigError(
@@ -122,8 +143,11 @@ def _show(found: Quality) -> None:
     for name in ("model", "perplexity", "agreement"):
         table.add_column(name, justify="left" if name == "model" else "right")
     agreements = ["", f"{found.agreement:.2%}"]
-    for row in zip(found.models, found.perplexities, agreements, strict=True):
-        table.add_row(row[0], f"{row[1]:.4f}", row[2])
+    for model, weights, perplexity, agreement in zip(
+        found.models, found.cpu_weights, found.perplexities, agreements, strict=True
+    ):
+        of_weights = "" if weights == "full" else f", {weights}"
+        table.add_row(f"{model}{of_weights}", f"{perplexity:.4f}", agreement)
     console = Console(width=TABLE_WIDTH)
     console.print(table)
     console.print(f"{found.num_tokens:,} tokens")

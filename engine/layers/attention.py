@@ -16,9 +16,13 @@ from headway.engine.state.specs import LayerState, PagedSpec, block_bytes
 from headway.kernels import (
     Activation,
     HeadNorms,
+    IntegerCpuWeight,
     ScoreRule,
     attention,
+    cpu_attention,
+    cpu_rope_append,
     fuses_qkv,
+    has_cpu_attention,
     qkv_rope_append,
     rope_append,
     sigmoid_mul,
@@ -146,18 +150,29 @@ class Attention:
         gate = None
         if self._spec.has_output_gate:
             query, gate = query.view(len(query), -1, 2, self._spec.head_dim).unbind(2)
-        rope_append(
-            query,
-            key,
-            value,
-            inputs.positions,
-            self._cos_sin,
-            state["keys"],
-            state["values"],
-            inputs.slot_mapping,
-            norms=self._head_norms,
-        )
+        caches = state["keys"], state["values"]
+        if self._head_norms is None and self._is_compiled:
+            cpu_rope_append(query, key, value, inputs.positions, self._cos_sin, *caches, inputs.slot_mapping)
+        else:
+            rope_append(
+                query,
+                key,
+                value,
+                inputs.positions,
+                self._cos_sin,
+                *caches,
+                inputs.slot_mapping,
+                norms=self._head_norms,
+            )
         return query, gate
+
+    @property
+    def _is_compiled(self) -> bool:
+        """Returns whether compiled functions for a CPU rotate and attend: where they multiply, too."""
+        group = self._spec.gqa_group_size
+        return isinstance(self.input.stored, IntegerCpuWeight) and has_cpu_attention(
+            self._spec.head_dim, group, self._rule
+        )
 
     def _is_fused(self, x: Activation) -> bool:
         """Returns whether one launch multiplies, rotates and writes to the cache."""
@@ -174,6 +189,7 @@ class Attention:
     ) -> torch.Tensor:
         """Returns [tokens, q_heads, head_dim]."""
         out = query.new_empty(query.shape)
+        attend = cpu_attention if self._is_compiled else attention
         for batch in inputs.batches:
-            attention(query, state["keys"], state["values"], batch, self._rule, out=out)
+            attend(query, state["keys"], state["values"], batch, self._rule, out=out)
         return out

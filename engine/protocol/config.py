@@ -27,7 +27,7 @@ LEAST_MAX_THREADS, THREADS_PER_CORE = 64, 4
 DraftLmHead = Literal["auto", "full", "int4", "fp8"]
 DraftLayers = Literal["auto", "full", "fp8"]
 QuantizeFormat = Literal["none", "fp8", "int8", "int4"]
-CpuWeights = Literal["full", "int8"]
+CpuWeights = Literal["full", "int8", "int4"]
 
 
 class Quantize(msgspec.Struct, frozen=True):
@@ -60,11 +60,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked; draft_layers:
     weights and inputs of those of the draft layers' products that follow a norm. The target's are as they
     are stored, or as quantize says: how linear weights are quantised as they are read. cpu_weights: the
-    form in which a CPU multiplies by them, without effect on a GPU; int8 gives another text. deterministic:
-    refuses to start where a row's text could depend on how many are computed with it, on the depth, or on
-    how its prompt was cut. fast_math: lets it depend on these on a GPU. tensor_parallel_size: the
-    processes, ranks, that compute the model together; threads and kv_cache_memory_bytes are those of each.
-    log_level, log_format: of this process.
+    form in which a CPU multiplies by them, without effect on a GPU; int8 and int4 give other texts.
+    deterministic: refuses to start where a row's text could depend on how many are computed with it, on the
+    depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. tensor_parallel_size:
+    the processes, ranks, that compute the model together; threads and kv_cache_memory_bytes are those of
+    each. log_level, log_format: of this process.
     """
 
     model_path: str

@@ -13,7 +13,7 @@ from headway.kernels.linear import dispatch
 from headway.kernels.linear._batch_invariant_tiles import rows_of_each_tile
 from headway.kernels.linear._cpu_linear import packed_linear
 from headway.kernels.linear._hopper_core import shape_of, traits_of
-from headway.kernels.linear._int8_cpu_linear import int8_cpu_linear
+from headway.kernels.linear._integer_cpu_linear import integer_cpu_linear
 from headway.kernels.linear._ordered_linear import ordered_linear
 from headway.kernels.linear._quantized_weight import multiplies_codes, rows_of_each_code_kernel
 from headway.kernels.linear.add_linear import add_linear
@@ -31,7 +31,7 @@ from headway.kernels.types._weights import (
     DenseWeight,
     Float8Weight,
     Int4ScreenedWeight,
-    Int8CpuWeight,
+    IntegerCpuWeight,
     PackedCpuWeight,
     QuantizedWeight,
     Weight,
@@ -47,8 +47,9 @@ def linear(
 ) -> Activation:
     """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] with a gate.
 
-    With a next_norm the result's norm is deferred, and out is not written. Only dense weights that are not
-    batch-invariant read or write deferred norms. No launch that is still under way may write the weight.
+    With a next_norm the result's norm is deferred, or complete of a weight of integers, and out is not
+    written. Only dense weights that are not batch-invariant read or write deferred norms. No launch that is
+    still under way may write the weight.
     """
     if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
         return _ordered(x, weight, epilogue, out)
@@ -57,6 +58,9 @@ def linear(
     if isinstance(weight, DenseWeight) and _fuses(x, weight, epilogue):
         return _fused(x, weight.values, epilogue, out)
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
+    if isinstance(weight, IntegerCpuWeight) and (epilogue.residual is None or epilogue.next_norm is not None):
+        product = integer_cpu_linear(x.values, weight, epilogue)
+        return Activation(product if out is None or epilogue.next_norm is not None else out.copy_(product))
     assert epilogue.next_norm is None, "this weight's format defers no norm"
     product = _product(x.values, weight, epilogue.bias)
     if epilogue.gate is not None:
@@ -74,7 +78,7 @@ def has_order(weight: Weight, device: torch.device) -> bool:
             kernel = LinearKernel.BATCH_INVARIANT if device.type == "cuda" else LinearKernel.PADDED_CPU
         case PackedCpuWeight(values):
             kernel = LinearKernel.PACKED_CPU
-        case Int8CpuWeight():
+        case IntegerCpuWeight():
             return True
         case Float8Weight(values):
             kernel = LinearKernel.FLOAT8_SKINNY
@@ -106,8 +110,10 @@ def defers_norm(
     writer: Weight,
     reader: Weight,
 ) -> bool:
-    """Returns whether the norm after the writer's addition to the residual is best deferred to the reader's
-    product."""
+    """Returns whether the norm after the writer's addition to the residual is best computed with the writer's
+    product, or deferred to the reader's."""
+    if isinstance(writer, IntegerCpuWeight):
+        return isinstance(reader, IntegerCpuWeight)
     is_short = dispatch.is_short_stream(len(residual), residual.shape[1], residual.dtype)
     return residual.is_cuda and is_short and _takes_skinny(writer) and _takes_skinny(reader)
 
@@ -225,8 +231,8 @@ def _product(
             return padded_linear(x, values, bias)
         case PackedCpuWeight():
             return packed_linear(x, weight, bias)
-        case Int8CpuWeight():
-            return int8_cpu_linear(x, weight, bias)
+        case IntegerCpuWeight():
+            return integer_cpu_linear(x, weight, Epilogue(bias))
         case Float8Weight(values, scale, step, dtype) if x.dtype == values.dtype:
             return float8_linear(x, values, step, scale, bias, dtype=dtype)
         case Float8Weight(values, scale, step, _):

@@ -58,18 +58,14 @@ class PackedCpuWeight(NamedTuple):
     least_rows: int
 
 
-class Int8CpuWeight(NamedTuple):
-    """A weight in 8 bits with a scale of each output, in FBGEMM's layout, for inputs in float32: see
-    `int8_cpu_linear`."""
+class IntegerCpuWeight(NamedTuple):
+    """A weight in codes of 4 or 8 bits with a scale of each output and 32 inputs, for inputs in float32: see
+    `integer_cpu_linear`."""
 
-    packed: torch.ScriptObject
+    tiles: torch.Tensor  # [ceil(out / 8), ceil(in / 32), 160 or 272] uint8: scales, minimums, codes
+    bits: int
     num_outputs: int
     num_inputs: int
-
-    @property
-    def nbytes(self) -> int:
-        """Returns the bytes of the integers and the scales."""
-        return self.num_outputs * (self.num_inputs + torch.float32.itemsize)
 
 
 class QuantizedWeight(NamedTuple):
@@ -103,4 +99,6 @@ class QuantizedWeight(NamedTuple):
         return self.num_coded + others, self.codes.shape[1] * CHUNKS[self.bits]
 
 
-Weight = DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight | Int8CpuWeight | QuantizedWeight
+Weight = (
+    DenseWeight | Float8Weight | Int4ScreenedWeight | PackedCpuWeight | IntegerCpuWeight | QuantizedWeight
+)

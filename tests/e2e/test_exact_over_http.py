@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from headway_testing.exact_http import FAMILIES, Outcome, check, first_difference, lasting
 
-NUM_REQUESTS = 1000  # of all families and numbers of threads together
-NUM_THREADS = (1, 2)
+NUM_REQUESTS = 1000  # of all families, on two numbers of threads
+THREADS = [(1, "full"), (2, "full"), (1, "int4"), (2, "int4"), (3, "int4")]  # and what they multiply by
 
 
 def assert_exact(outcome: Outcome) -> None:
@@ -23,11 +23,14 @@ def test_random_requests_in_a_crowd_get_what_each_gets_alone() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("num_threads", NUM_THREADS)
+@pytest.mark.parametrize(("num_threads", "cpu_weights"), THREADS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_thousand_random_requests_get_what_each_gets_alone(family: str, num_threads: int) -> None:
+def test_a_thousand_random_requests_get_what_each_gets_alone(
+    family: str, num_threads: int, cpu_weights: str
+) -> None:
     """At depths 0, 3, 8 and auto, with n-grams, in crowds and with preemption."""
-    outcome = check(family, num_threads, NUM_REQUESTS // len(FAMILIES) // len(NUM_THREADS), seed=1)
+    share = NUM_REQUESTS // len(FAMILIES) // 2
+    outcome = check(family, num_threads, share, seed=1, cpu_weights=cpu_weights)
     assert_exact(outcome)
     assert outcome.coverage["preemptions"] > 0
 

@@ -22,7 +22,6 @@ from headway.engine.build import assemble, order_sums
 from headway.engine.defaults import max_running, num_threads, prefill_policy
 from headway.engine.layers import linear as linear_module
 from headway.engine.options import (
-    check_cpu_weights,
     check_deterministic,
     draft_layers_of,
     draft_lm_head_of,
@@ -30,7 +29,7 @@ from headway.engine.options import (
     with_formats,
 )
 from headway.engine.outline import DeviceFacts, Outline
-from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.config import CpuWeights, EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.resolve import Resolved, resolve
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
@@ -403,19 +402,18 @@ def test_options_are_judged_before_the_weights_are_loaded(
         assemble(config, progress=lambda _: None)
 
 
-def test_weights_in_8_bits_are_refused_where_nothing_multiplies_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("wanted", ["int8", "int4"])
+def test_few_bits_are_a_cpus_alone_and_full_weights_where_it_lacks_their_products(
+    wanted: CpuWeights, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = EngineConfig(model_path="", cpu_weights="int8")
-    monkeypatch.setattr(options, "has_int8_products", lambda: False)
-    with pytest.raises(ConfigError, match="needs an x86 CPU with AVX2 and"):
-        check_cpu_weights(config, outline(device="cpu", dtype=torch.float32))
-
-
-def test_weights_in_8_bits_are_a_cpus_alone() -> None:
-    config = EngineConfig(model_path="", cpu_weights="int8")
+    config, cpu = EngineConfig(model_path="", cpu_weights=wanted), outline(device="cpu", dtype=torch.float32)
+    monkeypatch.setattr(options, "has_integer_products", lambda: True)
     assert with_formats(config, outline(device="cuda")).cpu_weights == "full"
-    assert with_formats(config, outline(device="cpu", dtype=torch.float32)).cpu_weights == "int8"
+    assert with_formats(config, cpu).cpu_weights == wanted
+    assert caplog.text == ""
+    monkeypatch.setattr(options, "has_integer_products", lambda: False)
+    assert with_formats(config, cpu).cpu_weights == "full"
+    assert f"--cpu-weights is {wanted}, but full is used" in caplog.text
 
 
 def test_short_prefill_chunks_are_refused_where_prompts_are_computed_in_pieces(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Weights in 8 bits on a CPU give one text, another than the full ones', whatever the depth, the batch, the
-cache and the threads."""
+"""Weights in 4 and 8 bits on a CPU give one text each, another than the full ones', whatever the depth, the
+batch, the cache and the threads."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any
 
 import pytest
 from headway_testing.eagle import constructed_eagle
-from headway_testing.exactness import Case, generate, generate_with
+from headway_testing.exactness import Case, generate_with
 from headway_testing.local import LocalEngine
 
 from headway.engine import build as assembly
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.layers.model_pair import ModelPair
-from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.config import CpuWeights, EngineConfig
+from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.kernels import Int8CpuWeight, has_int8_products
+from headway.kernels import IntegerCpuWeight, has_integer_products
 
-pytestmark = pytest.mark.skipif(not has_int8_products(), reason="needs an x86 CPU with AVX2")
+pytestmark = pytest.mark.skipif(
+    not has_integer_products(), reason="needs Linux, an x86 CPU with AVX2 and a compiler"
+)
 
 MODEL = str(files("headway.engine.demo"))
 MAX_TOKENS = 32
 
 
 def config_of(**changes: object) -> EngineConfig:
-    fields = {"model_path": MODEL, "cpu_weights": "int8", "device": "cpu", "kv_cache_memory_bytes": 1 << 24}
+    fields = {"model_path": MODEL, "cpu_weights": "int4", "device": "cpu", "kv_cache_memory_bytes": 1 << 24}
     return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -34,43 +37,82 @@ def cases() -> list[Case]:
     """Greedy and sampled, of lengths about the borders of blocks."""
     return [
         Case(
-            tuple(text[: 30 + 7 * seed]), MAX_TOKENS, SamplingParams(temperature=0.8 * (seed % 2), seed=seed)
+            tuple(text[: 30 + 7 * seed]),
+            MAX_TOKENS,
+            SamplingParams(temperature=0.8 * (seed % 2), seed=seed, num_logprobs=2),
         )
         for seed, text in enumerate(heldout_prompts()[:6])
     ]
 
 
+def answers(engine: LocalEngine, cases: list[Case]) -> list[tuple[list[int], TokenLogprobs]]:
+    """Returns the tokens of each case and their log-probabilities; all are submitted at once."""
+    first = len(engine.outputs)
+    generate_with(engine, cases)
+    found = [engine.outputs[first + number] for number in range(len(cases))]
+    return [(output.token_ids, output.logprobs) for output in found]
+
+
+@pytest.fixture(scope="module", params=["int4", pytest.param("int8", marks=pytest.mark.long)])
+def weights(request: pytest.FixtureRequest) -> CpuWeights:
+    found: CpuWeights = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def plain() -> list[list[int]]:
-    return generate(cases(), config_of(depth=0, threads=1))
+def plain(weights: CpuWeights) -> list[tuple[list[int], TokenLogprobs]]:
+    """Each alone, without drafts, on one thread."""
+    engine = LocalEngine(config_of(depth=0, threads=1, cpu_weights=weights, prefix_caching=False))
+    return [answers(engine, [case])[0] for case in cases()]
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
-def test_a_depth_changes_no_text(plain: list[list[int]], drafter: str) -> None:
-    for depth in (1, 2, 3, 4):
-        assert generate(cases(), config_of(depth=depth, drafter=drafter)) == plain, depth
+@pytest.mark.parametrize(
+    ("drafter", "depths"), [("mtp", (1, 2, 3, 4)), ("ngram", (3,))], ids=["mtp", "ngram"]
+)
+def test_a_depth_changes_no_answer(
+    plain: list[tuple[list[int], TokenLogprobs]], weights: CpuWeights, drafter: str, depths: tuple[int, ...]
+) -> None:
+    for depth in depths:
+        engine = LocalEngine(config_of(depth=depth, drafter=drafter, cpu_weights=weights))
+        assert answers(engine, cases()) == plain, depth
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_others_a_warm_cache_chunks_and_threads_change_no_text(plain: list[list[int]], threads: int) -> None:
-    engine = LocalEngine(config_of(threads=threads, prefill_chunk=16))
-    assert [generate_with(engine, [case])[0] for case in cases()] == plain
-    assert generate_with(engine, cases()) == plain
+def test_others_a_warm_cache_chunks_and_threads_change_no_answer(
+    plain: list[tuple[list[int], TokenLogprobs]], weights: CpuWeights, threads: int
+) -> None:
+    engine = LocalEngine(config_of(threads=threads, prefill_chunk=16, cpu_weights=weights))
+    assert [answers(engine, [case])[0] for case in cases()] == plain
+    assert answers(engine, cases()) == plain
     assert engine.engine.scheduler.snapshot().num_cached_prompt_tokens > 0
 
 
-def test_every_layer_is_of_8_bits_and_the_text_is_another(
-    plain: list[list[int]],
+def test_preemption_changes_no_answer(
+    plain: list[tuple[list[int], TokenLogprobs]], weights: CpuWeights
 ) -> None:
-    model = LocalEngine(config_of()).engine
-    assert model.info.cpu_weights == "int8"
-    target = model.runner.model
-    assert all(isinstance(linear.stored, Int8CpuWeight) for linear in target.linears())
-    assert generate(cases(), config_of(depth=0, cpu_weights="full")) != plain
+    engine = LocalEngine(
+        config_of(depth=3, cpu_weights=weights, max_model_len=128, kv_cache_memory_bytes=10 << 17)
+    )
+    assert answers(engine, cases()) == plain
+    assert engine.engine.scheduler.snapshot().num_preemptions > 0
+
+
+def test_every_layer_is_of_few_bits_and_the_text_is_another(
+    plain: list[tuple[list[int], TokenLogprobs]], weights: CpuWeights
+) -> None:
+    model = LocalEngine(config_of(cpu_weights=weights)).engine
+    assert model.info.cpu_weights == weights
+    *layers, lm_head = [linear.stored for linear in model.runner.model.linears()]
+    assert isinstance(lm_head, IntegerCpuWeight)
+    assert lm_head.bits == 8
+    for weight in layers:
+        assert isinstance(weight, IntegerCpuWeight)
+        assert weight.bits == (4 if weights == "int4" else 8)
+    assert answers(LocalEngine(config_of(depth=0, cpu_weights="full")), cases()) != plain
 
 
 @pytest.mark.parametrize("is_itself", [False, True], ids=["eagle3", "draft-model"])
-def test_a_drafter_in_a_folder_is_of_8_bits_too(is_itself: bool, tmp_path: Path) -> None:
+def test_a_drafter_in_a_folder_is_of_few_bits_too(is_itself: bool, tmp_path: Path) -> None:
     """A head whose every draft of the full model is right, and the model as its own drafter."""
     model, head = constructed_eagle(tmp_path, "original")
     drafter = str(model if is_itself else head)
@@ -88,7 +130,7 @@ def test_a_drafter_in_a_folder_is_of_8_bits_too(is_itself: bool, tmp_path: Path)
     assert draft is not None
     linears = list(draft.linears())
     assert linears
-    assert all(isinstance(linear.stored, Int8CpuWeight) for linear in linears)
+    assert all(isinstance(linear.stored, IntegerCpuWeight) for linear in linears)
     drafted = engine.generate(range(9), max_tokens=30)
     assert drafted == LocalEngine(config_of(model_path=str(model), depth=0)).generate(range(9), max_tokens=30)
     output = engine.outputs[0]

@@ -14,8 +14,10 @@ import torch
 from headway_testing.checkpoints import random_qwen2
 from headway_testing.oracle import Oracle
 
+from headway.engine import options
 from headway.engine.bench.quality import compare, main
 from headway.engine.protocol.errors import ConfigError
+from headway.kernels import has_integer_products
 
 DEMO = Path(str(files("headway.engine.demo")))
 
@@ -52,6 +54,29 @@ def test_a_model_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert report["agreement"] == 1.0
     assert len(set(report["perplexities"])) == 1
     assert "100.00%" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not has_integer_products(), reason="needs Linux, an x86 CPU with AVX2 and a compiler")
+def test_a_model_is_compared_with_itself_in_few_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "quality.json"
+    command = [str(DEMO), str(DEMO), "--texts", "3", "--device", "cpu", "--json", str(kept)]
+    assert main([*command, "--cpu-weights", "full", "int4"]) == 0
+    report = json.loads(kept.read_text())
+    assert 0.8 < report["agreement"] < 1
+    assert report["cpu_weights"] == ["full", "int4"]
+    assert report["perplexities"][0] != report["perplexities"][1]
+    assert ", int4" in capsys.readouterr().out
+
+
+def test_full_weights_are_not_compared_in_the_name_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "has_integer_products", lambda: False)
+    command = [str(DEMO), str(DEMO), "--texts", "1", "--device", "cpu"]
+    assert main([*command, "--cpu-weights", "int8", "full"]) == 1
+    assert "--cpu-weights is int8, but this machine has full alone" in capsys.readouterr().err
 
 
 def test_models_of_other_vocabularies_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from headway.kernels import (
     Epilogue,
     Float8Weight,
     Int4ScreenedWeight,
+    IntegerCpuWeight,
     NextNorm,
     PackedCpuWeight,
     Weight,
@@ -23,8 +24,8 @@ from headway.kernels import (
     can_be_packed,
     defers_norm,
     fuses_qkv,
-    has_int8_products,
-    int8_cpu_weight,
+    has_integer_products,
+    integer_cpu_weight,
     least_packed_rows,
     linear,
     pack_nibbles,
@@ -34,17 +35,17 @@ from headway.kernels.types._deferred_norm import square_tiles
 
 OUTPUTS, INPUTS = 128, 256
 FORMATS = ("dense", "batch-invariant", "float8", "int4", "packed")
-FORMATS += ("int8",) if has_int8_products() else ()
+FORMATS += ("cpu-int8", "cpu-int4") if has_integer_products() else ()
 # Triton's interpreter rounds to float8 less exactly than a device.
-TOLERANCES = {"float8": 0.2, "int4": 0.3, "int8": 0.02}
+TOLERANCES = {"float8": 0.2, "int4": 0.3, "cpu-int8": 0.02, "cpu-int4": 0.15}
 
 
 def weight_of(kind: str, exact: torch.Tensor) -> Weight:
     if kind == "packed":
         rows = least_packed_rows(exact, None) if can_be_packed(exact) else None
         return DenseWeight(exact) if rows is None else pack_weight(exact, least_rows=rows)
-    if kind == "int8":
-        return int8_cpu_weight(exact)
+    if kind.startswith("cpu-int"):
+        return integer_cpu_weight(exact, bits=8 if kind == "cpu-int8" else 4)
     if kind == "float8":
         return Float8Weight(
             exact.to(torch.float8_e4m3fn), torch.ones(1), torch.full((1,), 2.0**-6), exact.dtype
@@ -145,15 +146,17 @@ def test_formats_that_know_no_deferred_norm_refuse_it(kind: str) -> None:
     norm = DeferredNorm(torch.ones(2, square_tiles(INPUTS)), 1e-5)
     with pytest.raises(AssertionError, match="norm is complete"):
         linear(Activation(x, norm), weight)
+    if isinstance(weight, IntegerCpuWeight):  # completes norms
+        return
     epilogue = Epilogue(residual=random(2, OUTPUTS), next_norm=NextNorm(random(OUTPUTS), 1e-5))
     with pytest.raises(AssertionError, match="defers no norm"):
         linear(Activation(x), weight, epilogue)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_cpu_fuses_nothing(kind: str) -> None:
+def test_a_cpu_fuses_norms_with_products_of_integers_alone(kind: str) -> None:
     x, exact = tensors(4, INPUTS, INPUTS, torch.device("cpu"))
     weight = weight_of(kind, exact)
     assert not adds_residual(x, weight, has_bias=False)
-    assert not defers_norm(x.bfloat16(), weight, weight)
+    assert defers_norm(x.bfloat16(), weight, weight) == isinstance(weight, IntegerCpuWeight)
     assert not fuses_qkv(Activation(x), weight)

@@ -120,15 +120,21 @@ class Outcome:
 
 
 def check(
-    family: str, num_threads: int, num_requests: int, seed: int, settings: Sequence[str] | None = None
+    family: str,
+    num_threads: int,
+    num_requests: int,
+    seed: int,
+    settings: Sequence[str] | None = None,
+    cpu_weights: str = "full",
 ) -> Outcome:
-    """settings: names of those that are tried beside a crowd at depth 0; None: all."""
+    """settings: names of those that are tried beside a crowd at depth 0; None: all. cpu_weights: of every
+    server."""
     chance, outcome = random.Random(f"{family}-{num_threads}-{seed}"), Outcome()
     with tempfile.TemporaryDirectory() as folder:
         model = str(FAMILIES[family].make(Path(folder) / family))
         vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
         requests = [random_body(chance, vocab_size, has_thinking=True) for _ in range(num_requests)]
-        flags = (*HEADWAY, "--threads", str(num_threads))
+        flags = (*HEADWAY, "--threads", str(num_threads), "--cpu-weights", cpu_weights)
         large = ("--kv-cache-memory", "64MiB")
         with _running(model, *flags, *large, "--depth", "0") as server:
             wanted = asyncio.run(answers(server.url, requests, 1))
@@ -225,6 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--cpu-weights", choices=("full", "int8", "int4"), default="full")
     options = parser.parse_args(argv)
     slices = [(family, threads) for family in options.families for threads in options.threads]
     num_differing = num_requests = num_compared = 0
@@ -232,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, (family, threads) in enumerate(slices):
         began = time.monotonic()
         share = options.requests * (number + 1) // len(slices) - options.requests * number // len(slices)
-        outcome = check(family, threads, share, options.seed)
+        outcome = check(family, threads, share, options.seed, cpu_weights=options.cpu_weights)
         seconds = time.monotonic() - began
         lines.append(f"{family}, {threads} threads: {outcome.report()}; {seconds:.0f} s")
         lines += [f"  {count} refused: {message}" for message, count in outcome.refusals.items()]
