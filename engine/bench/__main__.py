@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -50,8 +51,17 @@ def main(argv: Sequence[str]) -> int:
 
 def run(settings: Settings, command: str, import_seconds: float) -> Report:
     """Raises HeadwayError."""
-    prompts = _prompts(settings)
     engine, phases = _start(settings)
+    with ExitStack() as taken:
+        if engine.ranks is not None:
+            taken.callback(engine.ranks.close)
+        return _measured(settings, engine, phases, command, import_seconds)
+
+
+def _measured(
+    settings: Settings, engine: Engine, phases: dict[str, float], command: str, import_seconds: float
+) -> Report:
+    prompts = _prompts(settings)
     startup = {"imports": import_seconds, **phases, "ready": import_seconds + sum(phases.values())}
     driver = Driver(engine, prompts=prompts)
     for depth in set(_depths(settings, driver)) - {engine.info.depth}:
@@ -60,7 +70,7 @@ def run(settings: Settings, command: str, import_seconds: float) -> Report:
     spec = read_model_spec(settings.model)
     make_draft = draft_maker(settings.engine_config(), spec) if engine.info.depth else None
     costs = costs_of(
-        outline_of(spec, engine.runner.model.dtype, make_draft),
+        outline_of(spec, engine.runner.model.dtype, make_draft, group=engine.runner.model.group),
         draft_lm_head=engine.info.draft_lm_head,
         draft_layers=engine.info.draft_layers,
     )

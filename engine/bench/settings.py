@@ -48,6 +48,7 @@ class Settings:
     draft_layers: DraftLayers
     fast_math: bool
     quantize: QuantizeFormat
+    tensor_parallel_size: int
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
@@ -76,6 +77,7 @@ class Settings:
             draft_layers=self.draft_layers,
             fast_math=self.fast_math,
             quantize=self.quantize,
+            tensor_parallel_size=self.tensor_parallel_size,
         )
         name = drafter_name(config, has_head=model.draft_head is not None)
         depth = 0 if name == "none" else config.depth
@@ -119,6 +121,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         draft_layers=given.draft_layers,
         fast_math=given.fast_math,
         quantize=given.quantize,
+        tensor_parallel_size=given.tensor_parallel_size,
     )
 
 
@@ -171,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         "such as 0.9,0.8,0.7, whatever the model says; the text means nothing")  # fmt: skip
     add_engine_flags(parser, kept="all figures")
     add("--prefill-chunk", type=parse_number, metavar="N", help="as of headway serve")
+    add("--tensor-parallel-size", "--tp", type=parse_number, default=1, metavar="N", help="as of headway serve; floors are "
+        "of one rank, without the gathers")  # fmt: skip
     add("--drafter", default="auto", help="as of headway serve, but no ORG/NAME")
     add("--draft-lm-head", choices=get_args(DraftLmHead), default="auto", help="as of headway serve")
     add("--draft-layers", choices=get_args(DraftLayers), default="auto", help="as of headway serve")

@@ -18,7 +18,7 @@ from headway.engine.bench.settings import (
 )
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
+from headway.engine.protocol.config import MAX_DEPTH, EngineConfig, QuantizeFormat
 from headway.engine.protocol.drafters import wanted_drafter
 from headway.engine.protocol.errors import ConfigError
 
@@ -49,6 +49,7 @@ class Settings:
     kv_cache_memory_bytes: int | None
     drafter: str
     fast_math: bool
+    quantize: QuantizeFormat
 
     @property
     def has_recorded_drafts(self) -> bool:
@@ -84,6 +85,7 @@ class Settings:
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             threads=self.threads,
             fast_math=self.fast_math,
+            quantize=self.quantize,
         )
 
 
@@ -119,6 +121,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         kv_cache_memory_bytes=given.kv_cache_memory,
         drafter=given.drafter,
         fast_math=given.fast_math,
+        quantize=given.quantize,
     )
 
 

@@ -61,6 +61,16 @@ def test_the_floor_of_a_step_is_the_one_that_was_stated(name: str, milliseconds:
     assert 1e3 * seconds == pytest.approx(milliseconds, rel=2e-3)
 
 
+@pytest.mark.slow
+def test_two_ranks_are_measured_beside_the_floor_of_one_of_them(tmp_path: Path) -> None:
+    alone, two = (
+        run(tmp_path, *SMALL, "--batch", "1", "--depth", "0", "--tp", str(size))["decode"][0]
+        for size in (1, 2)
+    )
+    assert two["tokens_per_second"] > 0
+    assert 0.4 < two["floor_milliseconds"] / alone["floor_milliseconds"] < 0.7
+
+
 @pytest.mark.parametrize(("draft_lm_head", "itemsize"), [("full", 2), ("fp8", 1), ("int4", 0.5)])
 @pytest.mark.parametrize(("draft_layers", "layer_itemsize"), [("full", 2), ("fp8", 1)])
 def test_drafts_and_contexts_are_bytes_of_their_own(
