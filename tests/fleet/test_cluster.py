@@ -136,6 +136,8 @@ def test_an_ingress_that_is_killed_ends_its_own_streams_alone(
 def kill_an_ingress(cluster: Fleet, wanted: list[str]) -> None:
     wait_until(lambda: len(cluster.ingresses()) == 2)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        # Ray's proxy asks ingresses for their load, and knows it for 10 s; else all streams may go to one.
+        list(pool.map(lambda _: httpx.get(f"{cluster.url}/version", timeout=60), range(2 * NUM_STREAMS)))
         asked = [pool.submit(completion, cluster.url, i, stream=True, **LASTING) for i in range(NUM_STREAMS)]
         time.sleep(3.0)
         assert not any(future.done() for future in asked)
