@@ -313,7 +313,7 @@ def _load(
         max_model_len=early.max_model_len,
         group=group,
         quantize=Quantize(config.quantize, config.quantize_lm_head),
-        cpu_weights=config.cpu_weights,
+        cpu_weights=early.config.cpu_weights,
     )
     if drafter is not None:
         models = load_drafter(
@@ -321,7 +321,7 @@ def _load(
             models,
             lambda share: progress(of_target + share * (1 - of_target)),
             is_dummy=config.load_format == "dummy",
-            cpu_weights=config.cpu_weights,
+            cpu_weights=early.config.cpu_weights,
             taps=config.drafter_taps,
         )
     warn_without_head(config, has_head=models.draft is not None)

@@ -72,14 +72,15 @@ def draft_lm_head_of(config: EngineConfig, outline: Outline) -> DraftLmHead:
     if outline.draft is not None:
         vocab_size, hidden = outline.draft.lm_head_shape
     is_16_bit = outline.has_draft_head and outline.device.type == "cuda" and outline.dtype.itemsize == 2
-    is_possible = is_16_bit and vocab_size % 16 == 0 and outline.facts.has_float8
+    of_all_ranks = 16 * outline.model.group.size  # each has its share of the vocabulary
+    is_possible = is_16_bit and vocab_size % of_all_ranks == 0 and outline.facts.has_float8
     possible = {"int4": is_possible and hidden % 256 == 0, "fp8": is_possible and hidden % 128 == 0}
     wanted = config.draft_lm_head
     if not possible.get(wanted, True):
         drafting = "with" if outline.has_draft_head else "without"
         raise ConfigError(
             f"--draft-lm-head is {wanted}, which needs drafts by a 16-bit model on CUDA whose hidden size is a multiple "
-            f"of {256 if wanted == 'int4' else 128}, its vocabulary one of 16 and the device of compute capability 8.9 or "
+            f"of {256 if wanted == 'int4' else 128}, its vocabulary one of {of_all_ranks} and the device of compute capability 8.9 or "
             f"later; this one is {outline.dtype} on {outline.device.type} with a hidden size of {hidden} and a vocabulary of "
             f"{vocab_size}, compute capability {outline.facts.capability}, {drafting} drafts; use auto"
         )
@@ -130,6 +131,11 @@ def check_ranks(config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | N
     if size == 1:
         return
     given = f"--tensor-parallel-size is {size}"
+    if config.cpu_weights != "full":
+        raise ConfigError(
+            f"{given}, and --cpu-weights {config.cpu_weights} is for one rank, whose norms are computed with its products; leave "
+            "one of them out"
+        )
     if config.dtype == "float64":
         raise ConfigError(
             f"{given}, but in float64 the order of a layer's sums depends on the number of its outputs, so that ranks would change "

@@ -62,7 +62,7 @@ def wanted_device(config: EngineConfig, rank: int = 0) -> torch.device:
             "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
         )
     if has_cuda and config.device != "cpu":
-        return torch.device("cuda", (torch.cuda.current_device() + rank) % torch.cuda.device_count())
+        return torch.device("cuda", rank % torch.cuda.device_count())
     return torch.device("cpu")
 
 

@@ -21,7 +21,7 @@ from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.scheduling.plan import Plan
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
-from headway.engine.speculation.self_check import Evidence
+from headway.engine.speculation.self_check import LEAST_GREEDY, Evidence
 
 NUM_PROBES = 4
 # Texts by which drafts are checked, each half of them greedy and sampled, as many at once as there are rows;
@@ -71,17 +71,26 @@ def wants_check(info: EngineInfo) -> bool:
 def settle_taps(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> None:
     """Finds out what an EAGLE-3 head means by the ids of its taps, of which engines have two conventions: by
     the same texts, once with each, each in limit_seconds. The one that is right more often is taken, the
-    first where they are equal. Before steps are captured: see `check_drafts`."""
+    first where they are equal or one was hardly tried. Before steps are captured: see `check_drafts`. Raises
+    ConfigError where other ranks would have to change theirs, too."""
     head, info = engine.runner.launcher.context.drafter.model, engine.info
     if not isinstance(head, Eagle3Head) or head.other_taps is None or not wants_check(info):
         return
+    if info.num_ranks > 1:
+        first, second = (",".join(map(str, taps)) for taps in (head.taps, head.other_taps))
+        raise ConfigError(
+            f"--tensor-parallel-size is {info.num_ranks}, and the ids of the layers that the drafter reads have two meanings, "
+            f"which one rank alone can try; set --drafter-taps to {first} or to {second}"
+        )
     shares: dict[tuple[int, ...], float] = {}
+    is_tried = True
     for taps in (head.taps, head.other_taps):
         head.taps = taps
         evidence = Evidence(info.depth, knows_sure=False)
         _write_texts(engine, evidence, limit_seconds=limit_seconds, seed=seed)
         shares[taps] = evidence.share_right
-    head.taps, other = sorted(shares, key=lambda taps: -shares[taps])
+        is_tried = is_tried and evidence.num_first_drafts >= LEAST_GREEDY
+    head.taps, other = sorted(shares, key=lambda taps: -shares[taps] if is_tried else 0)
     logger.info(
         "the drafter reads the stream as it enters layers %s: %.0f %% of its first drafts are right, %.0f %% by layers %s "
         "(--drafter-taps sets them)",

@@ -43,6 +43,7 @@ def main(descriptor: int) -> int:
         except HeadwayError as error:
             with suppress(OSError):
                 pipe.send_bytes(encoded(Failure(type(error).__name__, str(error))))
+            logger.error("%s", error)  # the first rank may listen no more
         except RankError as error:
             logger.error("%s", error)
         except Exception:

@@ -7,9 +7,10 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -22,7 +23,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 
 _COMMAND = (sys.executable, "-P", "-m", "headway.engine.rank")
-_LEAVE_SECONDS = 1.0
+_LEAVE_SECONDS, _NOTICE_SECONDS, _LOOK_SECONDS = 1.0, 1.0, 0.2
 _SEE_STDERR = "its last lines on stderr say why"
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Ranks:
             taken.callback(self._end)
             for rank in range(1, config.tensor_parallel_size):
                 self._start(Join(config, rank, available, self._folder.name))
+            Thread(target=self._watch, name="ranks", daemon=True).start()
             self._taken = taken.pop_all()
 
     def _start(self, first: Join) -> None:
@@ -88,13 +90,13 @@ class Ranks:
         Raises RankError."""
         group.connect(Path(self._folder.name), device)
         self._folder.cleanup()
-        if device.type == "cuda":
-            Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _watch(self) -> None:
-        """Ends this process when another rank ends, for whose part of a gather its GPU waits without end."""
-        ends = [os.pidfd_open(process.pid) for process in self._processes]
-        wait(ends)
+        """Ends this process when another rank has ended, unless it finds that out by itself: it may wait for
+        the other without end, in a gather of its GPU or while they connect."""
+        while all(process.poll() is None for process in self._processes):
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(_NOTICE_SECONDS)
         if not self._is_closing:
             try:
                 self.check()

@@ -100,6 +100,11 @@ class Evidence:
         return self._num_right / max(len(self._seen), 1)
 
     @property
+    def num_first_drafts(self) -> int:
+        """Returns the number of first drafts that were seen, in sampled texts, too."""
+        return len(self._seen)
+
+    @property
     def wants_more(self) -> bool:
         """Returns whether further rounds may change the verdict."""
         if not self._knows_sure:

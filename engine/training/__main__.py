@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from headway.engine.bench.settings import parse_number
 from headway.engine.build import assemble
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
@@ -103,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         "--temperatures", type=_temperatures, default=(0.0, 0.8), metavar="T,T",
         help="taken in turn (default: 0,0.8)",
     )  # fmt: skip
-    data.add_argument("--max-tokens", type=int, default=512, metavar="N", help="of an answer (default: 512)")
+    data.add_argument(
+        "--max-tokens", type=parse_number, default=512, metavar="N", help="of an answer (default: 512)"
+    )
     train.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help="answers, as `data` writes them"
     )
@@ -115,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--held-out", 100, "prompts on which the head is measured at the end and not trained"),
     ):
         train.add_argument(
-            flag, type=_positive, default=default, metavar="N", help=f"{meaning} (default: {default})"
+            flag, type=parse_number, default=default, metavar="N", help=f"{meaning} (default: {default})"
         )
     train.add_argument(
         "--learning-rate", type=float, default=5e-4, metavar="R", help="(default: %(default)s)"
@@ -124,13 +127,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(f"{number} is not positive")
-    return number
+    found = tuple(float(part) for part in text.split(","))
+    if not all(0 <= temperature <= 2 for temperature in found):
+        raise argparse.ArgumentTypeError(f"{text} has numbers beyond 0 to 2")
+    return found
 
 
 def _data(given: argparse.Namespace, started: float, console: Console) -> None:
@@ -176,6 +176,11 @@ def _train(given: argparse.Namespace, started: float, console: Console) -> None:
         given.draft_vocab, given.epochs, given.batch_tokens, given.max_length, given.learning_rate, given.seed
     )
     answers, held_out = split(read_answers(given.data), given.held_out)
+    if not any(can_be_learnt(answer, settings.max_length) for answer in held_out):
+        raise ConfigError(
+            f"none of the {len(held_out)} held-out answers has enough tokens within --max-length {settings.max_length} to be "
+            "measured; set --held-out or --max-length to more"
+        )
     given.out.mkdir(parents=True, exist_ok=True)
     trained = _trained(given, started, console, settings, answers, held_out)
     if trained is None:

@@ -60,7 +60,13 @@ def read_prompts(file: Path, model: Path) -> list[list[int]]:
     """
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model)
     found: dict[tuple[int, ...], None] = {}
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    try:
+        lines = file.read_text(encoding="utf-8").split(
+            "\n"
+        )  # JSON may have other ends of lines in its strings
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no UTF-8: {error}") from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         content: object = line

@@ -5,6 +5,7 @@ Batches follow from the settings alone, so that a step's number says all about w
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import random
@@ -12,8 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from headway.engine.protocol.errors import ConfigError
@@ -124,6 +127,7 @@ class Trainer:
     def __init__(self, target: Target, answers: Sequence[Answer], settings: Settings) -> None:
         """Raises ConfigError where no answer can be learnt from."""
         self._target, self._answers, self._settings = target, answers, settings
+        self._digest = hashlib.sha256(msgspec.msgpack.encode(list(answers))).hexdigest()
         self._batches, self.step = batches_of(answers, settings), 0
         if not self._batches:
             raise ConfigError("no answer of the data is long enough to learn from; give other data")
@@ -158,21 +162,28 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Writes all that the next steps depend on besides the data and the target."""
         content = {
-            "settings": asdict(self._settings), "num_steps": self.num_steps, "step": self.step,
+            "settings": asdict(self._settings), "num_steps": self.num_steps, "answers": self._digest, "step": self.step,
             "head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(),
         }  # fmt: skip
         unfinished = folder / f".{CHECKPOINT}"
         torch.save(content, unfinished)
         os.replace(unfinished, folder / CHECKPOINT)
 
+    def _told(self) -> dict[str, object]:
+        """Returns what a checkpoint must have in common with this trainer."""
+        return {**asdict(self._settings), "num_steps": self.num_steps, "answers": self._digest}
+
     def resume(self, folder: Path) -> None:
         """Goes on where a saved one stood, if there is one. Raises ConfigError for one of other settings."""
         file = folder / CHECKPOINT
         if not file.exists():
             return
-        content = torch.load(file, map_location=self._target.lm_head.device, weights_only=True)
-        own = {**asdict(self._settings), "num_steps": self.num_steps}
-        saved = {**content["settings"], "num_steps": content["num_steps"]}
+        try:
+            content = torch.load(file, map_location=self._target.lm_head.device, weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}; remove it to begin anew") from None
+        own = self._told()
+        saved = {**content["settings"], **{name: content.get(name) for name in ("num_steps", "answers")}}
         if changed := [
             f"{name} {saved.get(name)}, not {own[name]}" for name in own if saved.get(name) != own[name]
         ]:

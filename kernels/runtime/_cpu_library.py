@@ -36,23 +36,32 @@ def cpu_library(source: Path) -> ctypes.CDLL | None:
         return None
     has_vnni = capability == "AVX512" and torch.cpu._is_vnni_supported()
     try:
-        library = ctypes.CDLL(_compiled(source, (*_FLAGS, *(_VNNI_FLAGS if has_vnni else ()))))
+        flags = (*_FLAGS, *(_VNNI_FLAGS if has_vnni else ()))
+        try:
+            library = ctypes.CDLL(_compiled(source, flags))
+        except OSError:  # the kept file may have been cut off
+            library = ctypes.CDLL(_compiled(source, flags, anew=True))
         loaded = ctypes.CDLL(None)
         functions = (ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in _THREAD_FUNCTIONS)
         library.use_threads(*functions)
-    except (OSError, AttributeError) as error:
-        logger.warning("%s needs gcc or clang, and OpenMP in PyTorch: %s", source.name, error)
+    except (OSError, AttributeError, RuntimeError) as error:
+        logger.warning(
+            "%s cannot be compiled or loaded, which needs gcc or clang, OpenMP in PyTorch and a folder for Triton's cache: %s",
+            source.name,
+            error,
+        )
         return None
     logger.info("%s uses %s", source.name, "AVX-512 VNNI" if has_vnni else "AVX2")
     return library
 
 
-def _compiled(source: Path, flags: tuple[str, ...]) -> str:
-    """Returns the path of the shared library. Raises OSError."""
+def _compiled(source: Path, flags: tuple[str, ...], *, anew: bool = False) -> str:
+    """Returns the path of the shared library. anew: although the cache has one. Raises OSError, and
+    RuntimeError where there is no folder for the cache."""
     texts = source.read_bytes() + _HEADER.read_bytes() + " ".join(flags).encode()
     kept, name = get_cache_manager(hashlib.sha256(texts).hexdigest()), f"{source.stem}.so"
     found: str | None = kept.get_file(name)
-    if found is not None:
+    if found is not None and not anew:
         return found
     compiler = next((path for path in map(shutil.which, ("gcc", "clang")) if path is not None), None)
     if compiler is None:

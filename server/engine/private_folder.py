@@ -18,6 +18,7 @@ from pathlib import Path
 
 PREFIX = "headway-engine-"
 SOCKET = "engine"
+OF_ENGINES = ("headway-", "tmp")  # temporary folders that an engine makes there begin so
 
 logger = logging.getLogger("headway.server")
 
@@ -48,6 +49,8 @@ def _sweep(folder: Path) -> None:
             return
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / SOCKET).unlink(missing_ok=True)
+        for left in (found for prefix in OF_ENGINES for found in folder.glob(f"{prefix}*")):
+            shutil.rmtree(left, ignore_errors=True)
         folder.rmdir()
         logger.info("removed %s, which a server that was killed had left", folder)
     finally:

@@ -24,9 +24,9 @@ def status(url: str) -> int:
     """Shows a line for each replica; returns the exit status, 1 where none serves. Raises StatusError."""
     try:
         answer = httpx.get(f"{url}/metrics", timeout=SECONDS).raise_for_status()
-    except httpx.HTTPError as error:
+        samples = [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # what is no metric raises ValueError
         raise StatusError(f"no fleet answers at {url}: {error}") from None
-    samples = [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
     states = [sample for sample in samples if sample.name == STATES]
     if not states:
         raise StatusError(f"{url} is one server and no fleet; {url}/load tells what it has to do")

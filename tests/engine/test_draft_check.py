@@ -7,9 +7,11 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from headway_testing.broken_heads import FAULTS, broken
@@ -156,6 +158,14 @@ def test_ids_of_taps_settle_by_what_is_right(
     head = engine.runner.launcher.context.drafter.model
     assert isinstance(head, Eagle3Head)
     assert (head.taps == taps) != is_other
+    declared = head.taps
+    settle_taps(engine, limit_seconds=0.0)
+    assert head.taps == declared, "nothing was seen of either"
+    several = replace(engine, info=msgspec.structs.replace(engine.info, num_ranks=2))
+    with pytest.raises(
+        ConfigError, match=r"which one rank alone can try; set --drafter-taps to [\d,]+ or to"
+    ):
+        settle_taps(several)
     settle_taps(engine, limit_seconds=math.inf)
     assert head.taps == engine.runner.launcher.context.drafter.taps == taps
     check = unhurried(engine)

@@ -71,6 +71,7 @@ CASES: list[tuple[Any, Change, dict[str, Any]]] = [
     }),
     (BASE.draft_head, lambda spec: replace(BASE, draft_head=spec), {
         "num_layers": 2, "layer": LAYER, "first": "hidden", "reads": "post_norm", "carries": "pre_norm",
+        "draft_vocab_size": 20,
     }),
     (LAYER, of_last_layer, {
         "mixer": DELTA, "feed_forward": DenseSpec(64), "post_mixer_norm": None, "post_feed_forward_norm": NORM,

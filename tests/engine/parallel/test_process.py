@@ -141,6 +141,23 @@ def test_a_shutdown_ends_all_ranks(peer: tuple[Peer, str], config: EngineConfig)
     assert not is_running(rank)
 
 
+def test_a_rank_that_dies_while_the_others_connect_ends_the_start(
+    peer: tuple[Peer, str], config: EngineConfig
+) -> None:
+    """It has said that it has loaded, so that the first waits for it in a place where nothing tells."""
+    end, address = peer
+    code = "import os, sys, headway.engine.rank as rank; rank.build_rank = lambda *_: os._exit(1); rank.main(int(sys.argv[1]))"
+    command = [sys.executable, "-P", "-c", code]
+    starter = (
+        "import os, sys, headway.engine.parallel.ranks as ranks, headway.engine.process as process; "
+        f"ranks._COMMAND = {command!r}; os._exit(process.main({address!r}, os.getppid()))"
+    )
+    engine = subprocess.Popen([sys.executable, "-P", "-c", starter])
+    with engine:
+        end.send(Configure(config))
+        assert engine.wait(SECONDS) == 1
+
+
 def test_a_rank_that_cannot_load_its_share_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = EngineConfig(model_path=str(tmp_path / "nothing"), device="cpu", tensor_parallel_size=2)

@@ -11,7 +11,7 @@ from headway_testing.checkpoints import random_mimo
 
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import check_ranks
-from headway.engine.outline import ranks_of_device
+from headway.engine.outline import ranks_of_device, wanted_device
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import announced_head
@@ -28,6 +28,7 @@ from headway.engine.speculation.select import announced_head
             {"tensor_parallel_size": 2, "dtype": "float64"},
             "the order of a layer's sums depends .*use --dtype float32",
         ),
+        ({"tensor_parallel_size": 2, "cpu_weights": "int4"}, "--cpu-weights int4 is for one rank"),
     ],
     ids=str,
 )
@@ -44,6 +45,16 @@ def test_ranks_that_cannot_share_a_model_are_refused(
 def test_a_number_of_ranks_has_a_limit() -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size is 9, it must be 1 to 8"):
         EngineConfig(model_path="", tensor_parallel_size=9)
+
+
+def test_every_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it asks again, with its GPU as the current one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = EngineConfig(model_path="", tensor_parallel_size=4)
+    for rank in range(4):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda rank=rank: rank)
+        assert wanted_device(config, rank) == torch.device("cuda", rank)
 
 
 def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

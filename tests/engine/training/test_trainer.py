@@ -21,7 +21,14 @@ from headway.engine.training.__main__ import load_target, main, measured_accepta
 from headway.engine.training.answers import Answer, Defaults, read_answers, read_prompts, split
 from headway.engine.training.folder import write_head
 from headway.engine.training.head import Head
-from headway.engine.training.trainer import Settings, Trainer, batches_of, frequent_ids, share_drafted
+from headway.engine.training.trainer import (
+    CHECKPOINT,
+    Settings,
+    Trainer,
+    batches_of,
+    frequent_ids,
+    share_drafted,
+)
 
 VOCAB = 151
 SETTINGS = Settings(draft_vocab=60, epochs=2, batch_tokens=128, max_length=64, learning_rate=5e-3, seed=0)
@@ -117,6 +124,14 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         replace(SETTINGS, learning_rate=0.1),
     )
     with pytest.raises(ConfigError, match=r"learning_rate 0\.005, not 0\.1; give the same settings"):
+        other.resume(tmp_path)
+    changed = answers_of(160)
+    changed[0].answer[0] = (changed[0].answer[0] + 1) % 16
+    of_other_data = Trainer(load_target(model, device="cpu", dtype="float32"), changed, SETTINGS)
+    with pytest.raises(ConfigError, match=r"answers \w+, not \w+; give the same settings and data"):
+        of_other_data.resume(tmp_path)
+    (tmp_path / CHECKPOINT).write_bytes(b"PK")
+    with pytest.raises(ConfigError, match="cannot be read"):
         other.resume(tmp_path)
 
 

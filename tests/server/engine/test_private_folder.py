@@ -28,6 +28,8 @@ def left_behind(folder: Path) -> Path:
 
 def test_what_a_killed_server_left_is_removed_and_what_another_uses_stays(temporary: Path) -> None:
     left = left_behind(temporary / f"{PREFIX}12345678")
+    (left / "headway-ranks-abc").mkdir()
+    (left / "headway-ranks-abc" / "ranks").touch()
     (temporary / f"{PREFIX}abcdefgh").mkdir()
     with private_folder() as used:
         assert sorted(temporary.iterdir()) == [used]

@@ -87,7 +87,7 @@ async def test_version(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": "0.1.0"}
 
 
-@pytest.mark.parametrize("path", ["/v1/nonsense", "/v1/completions//", "/docs"])
+@pytest.mark.parametrize("path", ["/v1/nonsense", "/v1/completions//", "/documents"])
 async def test_an_unknown_path_is_404_in_the_envelope(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)
     assert response.status_code == 404
