@@ -70,7 +70,7 @@ def ranks_of_device(config: EngineConfig, device: torch.device) -> int:
     """Returns how many ranks share the memory of a device. Raises ConfigError where each of them would need a
     GPU of its own."""
     size = config.tensor_parallel_size
-    if device.type == "cpu":
+    if device.type == "cpu" or size == 1:
         return size
     count = torch.cuda.device_count()
     if size > count and os.environ.get(_OVERLAPPING_VARIABLE) != "1":
