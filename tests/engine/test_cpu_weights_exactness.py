@@ -77,7 +77,9 @@ def test_a_depth_changes_no_answer(
         assert answers(engine, cases()) == plain, depth
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    "threads", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_others_a_warm_cache_chunks_and_threads_change_no_answer(
     plain: list[tuple[list[int], TokenLogprobs]], weights: CpuWeights, threads: int
 ) -> None:

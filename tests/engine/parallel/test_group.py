@@ -11,10 +11,11 @@ from headway_testing.ranks import assert_shared_alike, computed, computed_by_pro
 from headway.engine.layers.group import ALONE
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    "architecture", ["MiMoForCausalLM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("LlamaForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"))]
-)  # fmt: skip
+    "architecture", ["MiMoForCausalLM", "LlamaForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"]
+)
 def test_processes_compute_the_bits_of_one(architecture: str, size: int, tmp_path: Path) -> None:
     folder, meeting = shareable_folder(tmp_path / "model", architecture), tmp_path / "meeting"
     meeting.mkdir()

@@ -141,6 +141,7 @@ def test_a_shutdown_ends_all_ranks(peer: tuple[Peer, str], config: EngineConfig)
     assert not is_running(rank)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_the_others_connect_ends_the_start(
     peer: tuple[Peer, str], config: EngineConfig
 ) -> None:

@@ -98,7 +98,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(architecture: str, tmp_p
     assert stats.draft_tokens_per_position[DEPTH - 1] > 20
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3_5ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param("LlamaForCausalLM", marks=pytest.mark.slow), "Qwen3_5ForCausalLM"]
+)
 def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path: Path) -> None:
     model = folder_of(architecture, tmp_path / "model")
     draft = folder_of("Qwen2ForCausalLM", tmp_path / "draft", seed=1, num_hidden_layers=1)

@@ -60,10 +60,10 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     ("architecture", "changes", "is_padded"),
     [
         ("LlamaForCausalLM", {}, False),
-        ("Qwen3ForCausalLM", {"style": "qwen3", "options": ("norm_before_residual", "norm_before_fc")}, True),
-        ("LlamaForCausalLM", {"options": ("fc_norm", "norm_output"), "taps": (1, 2, 3)}, True),
+        pytest.param("Qwen3ForCausalLM", {"style": "qwen3", "options": ("norm_before_residual", "norm_before_fc")}, True, marks=pytest.mark.slow),
+        pytest.param("LlamaForCausalLM", {"options": ("fc_norm", "norm_output"), "taps": (1, 2, 3)}, True, marks=pytest.mark.slow),
         ("Qwen3_5ForCausalLM", {"options": ("norm_output",), "attention_bias": True, "mlp_bias": True}, False),
-        ("LlamaForCausalLM", {"hidden_size": 32, "owns_embedding": True, "draft_vocab": VOCAB}, False),
+        pytest.param("LlamaForCausalLM", {"hidden_size": 32, "owns_embedding": True, "draft_vocab": VOCAB}, False, marks=pytest.mark.slow),
         ("LlamaForCausalLM", {"mask_token": 7, "options": ("norm_before_fc",)}, True),
     ],
     ids=["llama", "qwen3-norms", "eagle-3.1", "hybrid-biases", "own-width", "parallel"],

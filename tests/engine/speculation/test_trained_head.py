@@ -48,9 +48,9 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
     ("architecture", "changes"),
     [
         ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-        ("Qwen3ForCausalLM", {}),
+        pytest.param("Qwen3ForCausalLM", {}, marks=pytest.mark.slow),
         ("Qwen3_5ForCausalLM", {}),
-        ("Gemma3ForCausalLM", {}),
+        pytest.param("Gemma3ForCausalLM", {}, marks=pytest.mark.slow),
     ],
     ids=["llama-tied", "qwen3", "hybrid", "gemma3"],
 )

@@ -35,8 +35,9 @@ SETTINGS = Settings(draft_vocab=60, epochs=2, batch_tokens=128, max_length=64, l
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3_5ForCausalLM", "Gemma3ForCausalLM"]
-)
+    "architecture",
+    ["LlamaForCausalLM", "Qwen3_5ForCausalLM", *(pytest.param(f"{name}ForCausalLM", marks=pytest.mark.slow) for name in ("Qwen3", "Gemma3"))],
+)  # fmt: skip
 def test_each_unrolled_step_is_a_draft_of_a_round(architecture: str, tmp_path: Path) -> None:
     """Step s at a place has the logits of draft s + 1 of the round that began s tokens before, whose drafts
     are the text's tokens."""
