@@ -31,6 +31,7 @@ endef
 
 $(VENV)/.ready-serve: pyproject.toml constraints.txt | $(BIN)/pip
 	$(install_torch)
+	@echo "installing: pip says nothing for up to a minute while it unpacks"
 	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
@@ -40,6 +41,7 @@ $(VENV)/.ready-test: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.ready-chat: pyproject.toml constraints.txt | $(BIN)/pip
 	$(install_torch)
+	@echo "installing: pip says nothing for up to a minute while it unpacks"
 	$(BIN)/pip install -c constraints.txt -e '.[chat]'
 	@touch $@ $(VENV)/.ready-serve
 
