@@ -62,7 +62,10 @@ def wanted_device(config: EngineConfig, rank: int = 0) -> torch.device:
             "--device is cuda, but torch sees no CUDA device; use --device cpu or check the driver"
         )
     if has_cuda and config.device != "cpu":
-        return torch.device("cuda", rank % torch.cuda.device_count())
+        is_alone = config.tensor_parallel_size == 1
+        return torch.device(
+            "cuda", torch.cuda.current_device() if is_alone else rank % torch.cuda.device_count()
+        )
     return torch.device("cpu")
 
 

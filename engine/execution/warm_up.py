@@ -71,7 +71,8 @@ class WarmUp:
         keys. Raises ConfigError."""
         with self._refusing_shortage(max_depth):
             reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
-            self._compile(keys, max_depth, graphs, memory, progress)
+            with self._first_rank_first():
+                self._compile(keys, max_depth, graphs, memory, progress)
             _, for_prompts = bytes_taken_by(self.run_prompts)
             self._capture_all(keys, graphs, progress)
             _, for_round = bytes_taken_by(lambda: self._try_largest_round(max_depth))
@@ -92,7 +93,8 @@ class WarmUp:
         device = self._table.device
         with self._refusing_shortage(max_depth):
             reserve_workspace(device)
-            self._compile(keys, max_depth, graphs, memory, progress)
+            with self._first_rank_first():
+                self._compile(keys, max_depth, graphs, memory, progress)
             _, of_steps = bytes_taken_by(lambda: self._try_largest_steps(max_depth))
             taken = TakenMemory.now(device)
             some = sampled_keys(keys)
@@ -106,6 +108,15 @@ class WarmUp:
         model = self._launcher.context.model
         of_token = model.spec.hidden_size * model.dtype.itemsize
         return of_steps + extrapolated_bytes(keys, some, by_torch, by_cuda, prompt_token_bytes=of_token)
+
+    @contextmanager
+    def _first_rank_first(self) -> Iterator[None]:
+        """Of several ranks the first goes through it before the others, who find what it has compiled."""
+        if self._group.rank > 0:
+            self._group.largest(0)
+        yield
+        if self._group.rank == 0:
+            self._group.largest(0)
 
     @contextmanager
     def _refusing_shortage(self, max_depth: int) -> Iterator[None]:
@@ -201,23 +212,8 @@ class WarmUp:
         """Compiles the kernels of all steps in worker processes, after a rehearsal that records what each
         launch needs, unless the smallest round finds all its kernels in Triton's cache.
 
-        It only saves time: a kernel that it leaves out is compiled when it is launched. Of several ranks the
-        first compiles, and the others find what it has compiled.
+        It only saves time: a kernel that it leaves out is compiled when it is launched.
         """
-        if self._group.rank > 0:
-            self._group.largest(0)
-        self._compile_alone(keys, max_depth, graphs, memory, progress)
-        if self._group.rank == 0:
-            self._group.largest(0)
-
-    def _compile_alone(
-        self,
-        keys: Sequence[StepKey],
-        max_depth: int,
-        graphs: GraphCache[StepKey, StepOutcome],
-        memory: GraphMemory,
-        progress: Callable[[float], None],
-    ) -> None:
         started, precompiler = time.monotonic(), None
         smallest = StepKey(min(key.num_rows for key in keys if key.num_rows), max_depth)
         try:

@@ -146,7 +146,9 @@ def _served_model(
         _warn_of_ties(found)
         with problems.noted():
             outline = checked_outline(found)
-            quantized = quantized_packs(headers_of(found, outline), outline, quantize, found.folder, place)
+            quantized = quantized_packs(
+                headers_of(found, outline.tensors()), outline, quantize, found.folder, place
+            )
     if outline is None:
         dtype = dummy_dtype(config.dtype, place) if found is None else found.dtype
         own = None if has_own_folder else make_draft if found is None else found.make_draft

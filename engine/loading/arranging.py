@@ -7,13 +7,13 @@ the model exists.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from headway.engine.loading.files import Header, Reader
+from headway.engine.loading.files import Header, OneTensor, Reader
 from headway.engine.models.family import RowGroups, WeightNames
 
 
@@ -25,33 +25,12 @@ class Stored(NamedTuple):
     shape: list[int]
 
 
-class Arranged(ABC):
-    """A tensor that is made of stored ones: the Reader of it alone, and its Header."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+class Arranged(OneTensor):
+    """A tensor that is made of stored ones."""
 
     @abstractmethod
     def stored(self, shape: Sequence[int]) -> list[Stored]:
         """Returns the tensors that it is made of. shape: that it is to have itself."""
-
-    @abstractmethod
-    def get_shape(self) -> list[int]: ...
-
-    @abstractmethod
-    def get_dtype(self) -> str: ...
-
-    @abstractmethod
-    def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor: ...
-
-    def keys(self) -> list[str]:
-        return [self._name]
-
-    def get_slice(self, name: str) -> Header:
-        return self
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self[:]
 
 
 class StackedExperts(Arranged):

@@ -82,7 +82,7 @@ def load_model(
         found = replace(found, spec=_with_true_ties(found))
         whole = checked_outline(found)
         return _filled(
-            whole, headers_of(found, whole), found.folder, device,
+            whole, headers_of(found, whole.tensors()), found.folder, device,
             group=group, quantize=quantize, cpu_weights=cpu_weights, progress=progress,
         )  # fmt: skip
 

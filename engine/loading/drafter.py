@@ -51,7 +51,7 @@ def load_drafter(
     if isinstance(spec, Eagle3Spec) and not is_dummy:
         return load_eagle3(folder, spec, models, progress, cpu_weights)
     if isinstance(spec, MtpSpec) and not is_dummy:
-        return load_trained_head(folder, models, progress, cpu_weights)
+        return load_trained_head(folder, spec, models, progress, cpu_weights)
     if not isinstance(spec, ModelSpec):
         return draw_head(folder, models, maker_of(spec), progress, cpu_weights)
     make_model = make_dummy_model if is_dummy else load_model
@@ -81,7 +81,7 @@ def checked_maker(
     if isinstance(spec, Eagle3Spec):
         return maker_of(open_eagle3(folder, spec, stack, target, device)[1])
     if isinstance(spec, MtpSpec):
-        open_trained_head(folder, stack, target)
+        open_trained_head(folder, spec, stack, target)
         return maker_of(spec)
     found = open_checkpoint(
         folder, stack, device=device, dtype=dtype_name(target.dtype), make_draft=None,

@@ -20,7 +20,7 @@ from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import ROWS_AT_ONCE, copy_tensors, drawn_headers
 from headway.engine.loading.files import Header, open_tensors
-from headway.engine.loading.headers import Checkpoint, check_stored
+from headway.engine.loading.headers import Checkpoint, check_stored, headers_of
 from headway.engine.loading.packs import expanded
 from headway.engine.loading.sharing import shared
 from headway.engine.models.eagle3 import Eagle3Spec
@@ -52,9 +52,7 @@ def load_eagle3(
         found, spec, draft_ids = open_eagle3(folder, spec, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
         head = made_head(folder, make_head, target)
-        named = ((path, found.names.of(path)) for path in head.tensors())
-        headers = {path: found.stored[name].get_slice(name) for path, name in named}
-        fill_head(head.tensors(), headers, target, progress)
+        fill_head(head.tensors(), headers_of(found, head.tensors()), target, progress)
         head.draft_ids.copy_(draft_ids)
     finish_linears(head.linears(), cpu_weights)
     return models.with_draft(head, make_head)

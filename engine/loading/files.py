@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -43,6 +44,31 @@ class Reader(Protocol):
     def get_slice(self, name: str) -> Header: ...
 
     def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+class OneTensor(ABC):
+    """A tensor that is made when it is read: the Reader of it alone, and its Header."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @abstractmethod
+    def get_shape(self) -> list[int]: ...
+
+    @abstractmethod
+    def get_dtype(self) -> str: ...
+
+    @abstractmethod
+    def __getitem__(self, places: slice | tuple[slice, slice]) -> torch.Tensor: ...
+
+    def keys(self) -> list[str]:
+        return [self._name]
+
+    def get_slice(self, name: str) -> Self:
+        return self
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self[:]
 
 
 def spans_within(spans: Sequence[Span], start: int, end: int) -> list[Span]:

@@ -161,9 +161,9 @@ def by_name(models: ModelPair, names: WeightNames) -> dict[str, torch.Tensor]:
     return {names.of(path): tensor for path, tensor in models.tensors().items()}
 
 
-def headers_of(found: Checkpoint, models: ModelPair) -> dict[str, Header]:
-    """Returns the headers of the parameters by path. models: of which every tensor is stored."""
-    named = ((path, found.names.of(path)) for path in models.tensors())
+def headers_of(found: Checkpoint, paths: Iterable[str]) -> dict[str, Header]:
+    """Returns the headers of the parameters by path. paths: of tensors that are stored."""
+    named = ((path, found.names.of(path)) for path in paths)
     return {path: found.tensors[name].get_slice(name) for path, name in named}
 
 

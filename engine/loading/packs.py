@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from headway.engine.loading.files import DTYPES, Reader, Span, listed
+from headway.engine.loading.files import DTYPES, OneTensor, Reader, Span, listed
 from headway.engine.loading.layouts import EVERYTHING, PARTS, READERS, Coded, Codes, Part, SomeRows
 from headway.engine.models.quantization import Layout, Quantization
 from headway.engine.protocol.errors import ModelError
@@ -77,11 +77,11 @@ def num_expanded(stored: Mapping[str, Reader]) -> int:
     return sum(isinstance(reader, Pack) for reader in stored.values())
 
 
-class Pack:
-    """A quantised weight that reads as a dense one: the Reader of one tensor, and its Header."""
+class Pack(OneTensor):
+    """A quantised weight that reads as a dense one."""
 
     def __init__(self, layer: str, codes: Codes, quantization: Quantization, device: torch.device) -> None:
-        self._name = f"{layer}.weight"
+        super().__init__(f"{layer}.weight")
         self._codes: Codes = codes
         self._device = device
         by_scale = {"F16": "float16"}.get(codes.scale_dtype, "bfloat16")
@@ -112,15 +112,6 @@ class Pack:
         some = copy(self)
         some._codes = SomeRows(self._codes, spans)
         return some
-
-    def keys(self) -> list[str]:
-        return [self._name]
-
-    def get_slice(self, name: str) -> Pack:
-        return self
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self[:]
 
     def get_shape(self) -> list[int]:
         return list(self._codes.shape)

@@ -8,7 +8,7 @@ import torch
 
 from headway.engine.layers.group import Group
 from headway.engine.loading.arranging import StackedExperts
-from headway.engine.loading.files import Header, Reader, Span, spans_within
+from headway.engine.loading.files import Header, OneTensor, Reader, Span, spans_within
 from headway.engine.loading.packs import Pack
 from headway.engine.models.spec import DeltaNetSpec, ModelSpec
 
@@ -79,20 +79,12 @@ def _share_of_expert(parts: Mapping[str, Reader], spans: Sequence[Span]) -> dict
     return found
 
 
-class _Share:
-    """Some rows of a tensor, or of each matrix of a stack: the Reader of it alone, and its Header."""
+class _Share(OneTensor):
+    """Some rows of a tensor, or of each matrix of a stack."""
 
     def __init__(self, name: str, header: Header, dim: int, spans: Sequence[Span]) -> None:
-        self._name, self._header, self._dim, self._spans = name, header, dim, spans
-
-    def keys(self) -> list[str]:
-        return [self._name]
-
-    def get_slice(self, name: str) -> Header:
-        return self
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self[:]
+        super().__init__(name)
+        self._header, self._dim, self._spans = header, dim, spans
 
     def get_shape(self) -> list[int]:
         shape = list(self._header.get_shape())

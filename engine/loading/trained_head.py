@@ -19,11 +19,10 @@ from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.eagle3 import OFFSETS, fill_head, made_head, read_draft_ids
 from headway.engine.loading.files import open_tensors
-from headway.engine.loading.headers import Checkpoint, check_stored
+from headway.engine.loading.headers import Checkpoint, check_stored, headers_of
 from headway.engine.models.family import WeightNames
 from headway.engine.models.registry import FAMILY_OF
-from headway.engine.models.spec import ModelSpec
-from headway.engine.models.trained_head import read_trained_head
+from headway.engine.models.spec import ModelSpec, MtpSpec
 from headway.engine.protocol.config import CpuWeights
 
 LM_HEAD = "lm_head.weight"
@@ -52,20 +51,21 @@ def head_names(target: ModelSpec) -> WeightNames:
 
 
 def load_trained_head(
-    folder: Path, models: ModelPair, progress: Callable[[float], None], cpu_weights: CpuWeights = "full"
+    folder: Path,
+    spec: MtpSpec,
+    models: ModelPair,
+    progress: Callable[[float], None],
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
-    """Returns the target with the head in the folder. Raises ModelError. progress: called with the fraction
-    that is loaded, after each tensor."""
-    target = models.target
+    """Returns the target with the head in the folder, which the spec describes. Raises ModelError. progress:
+    called with the fraction that is loaded, after each tensor."""
+    target, make_head = models.target, partial(MtpHead, own=spec)
     with ExitStack() as stack:
-        found, draft_ids = open_trained_head(folder, stack, target)
-        make_head = partial(MtpHead, own=read_trained_head(folder, target.spec))
+        found, draft_ids = open_trained_head(folder, spec, stack, target)
         head = made_head(folder, make_head, target)
         parameters = head.tensors()
         lent = parameters.pop(_LENT) if target.spec.tied else None
-        named = ((path, found.names.of(path)) for path in parameters)
-        headers = {path: found.stored[name].get_slice(name) for path, name in named}
-        fill_head(parameters, headers, target, progress)
+        fill_head(parameters, headers_of(found, parameters), target, progress)
     assert head.draft_ids is not None, "it has an output layer of its own"
     head.draft_ids.copy_(draft_ids)
     if lent is not None:
@@ -74,17 +74,18 @@ def load_trained_head(
     return models.with_draft(head, make_head)
 
 
-def open_trained_head(folder: Path, stack: ExitStack, target: CausalLM) -> tuple[Checkpoint, torch.Tensor]:
-    """Reads config.json, the headers of the weights, and of the weights the ids of the draft tokens alone,
-    [draft vocab] int64. stack: closes the files. Raises ModelError for what is missing, unexpected, or of
-    another shape or dtype, and for ids that no draft token can have."""
-    spec, own = target.spec, read_trained_head(folder, target.spec)
-    assert own.draft_vocab_size is not None, "its config.json has the size"
-    files = open_tensors(folder, stack)
-    found = Checkpoint(folder, spec, head_names(spec), target.dtype, files, files, files, frozenset(), None)
-    whole = MtpHead(target, Placement(torch.device("meta"), target.dtype), own)
+def open_trained_head(
+    folder: Path, spec: MtpSpec, stack: ExitStack, target: CausalLM
+) -> tuple[Checkpoint, torch.Tensor]:
+    """Reads the headers of the weights, and of the weights the ids of the draft tokens alone, [draft vocab]
+    int64. stack: closes the files. Raises ModelError for what is missing, unexpected, or of another shape or
+    dtype, and for ids that no draft token can have."""
+    assert spec.draft_vocab_size is not None, "its config.json has the size"
+    files, names = open_tensors(folder, stack), head_names(target.spec)
+    found = Checkpoint(folder, target.spec, names, target.dtype, files, files, files, frozenset(), None)
+    whole = MtpHead(target, Placement(torch.device("meta"), target.dtype), spec)
     check_stored(found, _stored_of(whole, found), {OFFSETS})
-    return found, read_draft_ids(found, own.draft_vocab_size)
+    return found, read_draft_ids(found, spec.draft_vocab_size)
 
 
 def _stored_of(head: MtpHead, found: Checkpoint) -> dict[str, torch.Tensor]:

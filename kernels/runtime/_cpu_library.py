@@ -10,6 +10,7 @@ import logging
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -36,11 +37,7 @@ def cpu_library(source: Path) -> ctypes.CDLL | None:
         return None
     has_vnni = capability == "AVX512" and torch.cpu._is_vnni_supported()
     try:
-        flags = (*_FLAGS, *(_VNNI_FLAGS if has_vnni else ()))
-        try:
-            library = ctypes.CDLL(_compiled(source, flags))
-        except OSError:  # the kept file may have been cut off
-            library = ctypes.CDLL(_compiled(source, flags, anew=True))
+        library = _loaded(source, (*_FLAGS, *(_VNNI_FLAGS if has_vnni else ())))
         loaded = ctypes.CDLL(None)
         functions = (ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in _THREAD_FUNCTIONS)
         library.use_threads(*functions)
@@ -55,14 +52,15 @@ def cpu_library(source: Path) -> ctypes.CDLL | None:
     return library
 
 
-def _compiled(source: Path, flags: tuple[str, ...], *, anew: bool = False) -> str:
-    """Returns the path of the shared library. anew: although the cache has one. Raises OSError, and
-    RuntimeError where there is no folder for the cache."""
+def _loaded(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """Returns the shared library, of the cache or compiled. Raises OSError, and RuntimeError where there is
+    no folder for the cache."""
     texts = source.read_bytes() + _HEADER.read_bytes() + " ".join(flags).encode()
     kept, name = get_cache_manager(hashlib.sha256(texts).hexdigest()), f"{source.stem}.so"
     found: str | None = kept.get_file(name)
-    if found is not None and not anew:
-        return found
+    if found is not None:
+        with suppress(OSError):  # one that was cut off is compiled anew
+            return ctypes.CDLL(found)
     compiler = next((path for path in map(shutil.which, ("gcc", "clang")) if path is not None), None)
     if compiler is None:
         raise FileNotFoundError("neither is in PATH")
@@ -72,5 +70,4 @@ def _compiled(source: Path, flags: tuple[str, ...], *, anew: bool = False) -> st
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise OSError(f"{compiler} ended with status {done.returncode}: {done.stderr.strip()}")
-        path: str = kept.put(made.read_bytes(), name)
-    return path
+        return ctypes.CDLL(kept.put(made.read_bytes(), name))

@@ -15,11 +15,8 @@ def gather_ranks(
 ) -> torch.Tensor:
     """Returns [tokens, ranks * n]: what all ranks have, in their order. It waits for them."""
     own = x.contiguous().view(torch.uint8)
-    size, part_bytes = memory.size, memory.part_bytes
-    rows = max(1, part_bytes // max(own.shape[1], 1))
-    pieces = [_gather_piece(piece, memory) for piece in torch.split(own, rows)] if own.numel() else []
-    gathered = torch.cat(pieces) if pieces else own.new_empty(len(own), size * own.shape[1])
-    return gathered.view(x.dtype)
+    rows = memory.part_bytes // max(own.shape[1], 1)
+    return torch.cat([_gather_piece(piece, memory) for piece in torch.split(own, rows)]).view(x.dtype)
 
 
 def _gather_piece(own: torch.Tensor, memory: RankMemory) -> torch.Tensor:
