@@ -4,46 +4,39 @@ right; and no draft changes a text."""
 from __future__ import annotations
 
 import json
-import random
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from headway_testing.eagle import widen_norms
-from headway_testing.exactness import Case, assert_same_text, generate, generate_with
+from headway_testing.exactness import Case, assert_depths_change_no_text
 from headway_testing.families import save, tiny_model
 from headway_testing.local import LocalEngine
 from headway_testing.padded import PaddedLaunches
 from headway_testing.poison import PoisoningRunner
-from headway_testing.proposals import DEPTH, Proposals, note_proposals, text_of
+from headway_testing.proposals import (
+    DEPTH,
+    Proposals,
+    drafting_config,
+    note_proposals,
+    random_prompts,
+    text_of,
+)
 
 from headway.engine.build import assemble
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.draft_lm import DraftLM
-from headway.engine.protocol.config import MIN_BLOCK_SIZE, EngineConfig
 from headway.engine.protocol.errors import ModelError
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.draft_model import ModelDrafter
 
 VOCAB = 151
-
-
-def config_of(model: Path, drafter: Path, **changes: object) -> EngineConfig:
-    fixed = {
-        "model_path": str(model), "drafter_path": str(drafter), "device": "cpu", "dtype": "float64",
-        "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
-    }  # fmt: skip
-    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
+prompts_of = partial(random_prompts, VOCAB)
 
 
 def folder_of(architecture: str, folder: Path, **changes: object) -> Path:
     return save(tiny_model(architecture, **changes), architecture, folder)
-
-
-def prompts_of(*lengths: int) -> list[list[int]]:
-    chance = random.Random(0)
-    return [[chance.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
 @pytest.mark.parametrize("is_padded", [False, True], ids=["plain", "padded"])
@@ -58,7 +51,7 @@ def test_every_draft_is_what_the_draft_model_says_next(
     """Across chunks of prompts, prefix hits, rejected and accepted drafts, and spells of every depth."""
     proposals: Proposals = note_proposals(monkeypatch, ModelDrafter)
     theirs = tiny_model(draft, seed=1, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    config = config_of(
+    config = drafting_config(
         folder_of(target, tmp_path / "model"), save(theirs, draft, tmp_path / "draft"),
         prefill_chunk=64, synthetic_acceptance=(0.8, 0.7, 0.6, 0.5),
     )  # fmt: skip
@@ -86,7 +79,7 @@ def test_every_draft_is_what_the_draft_model_says_next(
 def test_a_model_that_drafts_for_itself_is_always_right(architecture: str, tmp_path: Path) -> None:
     """Sampled, with penalties and bias, too: drafts are picked by the noise of their position."""
     folder = folder_of(architecture, tmp_path)
-    engine = LocalEngine(config_of(folder, folder))
+    engine = LocalEngine(drafting_config(folder, folder))
     for seed, prompt in enumerate(prompts_of(1, 16, 17, 33, 90)):
         sampling = SamplingParams(
             temperature=0.9 * (seed % 2), seed=seed, frequency_penalty=0.5 * (seed % 3), logit_bias={7: 3.0}, top_p=0.8
@@ -108,22 +101,14 @@ def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path
         Case(tuple(prompt), 18, SamplingParams(temperature=0.7 * (seed % 2), seed=seed))
         for seed, prompt in enumerate(prompts_of(1, 16, 17, 33, 90))
     ]
-    config = config_of(model, draft, max_running=3)
-    plain = [
-        generate([case], msgspec.structs.replace(config, depth=0, prefix_caching=False))[0] for case in cases
-    ]
-    for depth in (1, DEPTH):
-        engine = LocalEngine(msgspec.structs.replace(config, depth=depth))
-        alone = [generate_with(engine, [case])[0] for case in cases]
-        crowd = generate_with(engine, cases)  # finds the prefixes of the others
-        for found in (alone, crowd):
-            assert_same_text(str(model), cases, plain, found, dtype="float64")
+    config = drafting_config(model, draft, max_running=3)
+    assert_depths_change_no_text(cases, config, (1, DEPTH))
 
 
 def test_it_drafts_beyond_the_positions_that_it_was_made_for(tmp_path: Path) -> None:
     model = folder_of("LlamaForCausalLM", tmp_path / "model")
     draft = folder_of("LlamaForCausalLM", tmp_path / "draft", max_position_embeddings=32)
-    engine = LocalEngine(config_of(model, draft))
+    engine = LocalEngine(drafting_config(model, draft))
     assert len(engine.generate(range(100), max_tokens=30)) == 30
     stats = engine.engine.scheduler.snapshot()
     assert stats.accepted_tokens_per_position == stats.draft_tokens_per_position
@@ -133,7 +118,7 @@ def test_a_dummy_needs_no_weights(tmp_path: Path) -> None:
     folders = [folder_of("LlamaForCausalLM", tmp_path / name) for name in ("model", "draft")]
     for folder in folders:
         (folder / "model.safetensors").unlink()
-    engine = LocalEngine(config_of(*folders, load_format="dummy", dtype="auto"))
+    engine = LocalEngine(drafting_config(*folders, load_format="dummy", dtype="auto"))
     assert len(engine.generate(range(20), max_tokens=30)) == 30
     assert (engine.engine.info.drafter, engine.engine.info.depth) == ("draft_model", DEPTH)
 
@@ -151,13 +136,13 @@ def test_a_draft_model_that_does_not_fit_is_refused(
     model = folder_of("LlamaForCausalLM", tmp_path / "model")
     draft = folder_of(architecture, tmp_path / "draft", **changes)
     with pytest.raises(ModelError, match=message):
-        assemble(config_of(model, draft), progress=lambda _: None)
+        assemble(drafting_config(model, draft), progress=lambda _: None)
 
 
 def test_taps_are_for_heads(tmp_path: Path) -> None:
     model = folder_of("LlamaForCausalLM", tmp_path / "model")
     with pytest.raises(ModelError, match="--drafter-taps is for EAGLE-3 heads"):
-        assemble(config_of(model, model, drafter_taps=(1, 2)), progress=lambda _: None)
+        assemble(drafting_config(model, model, drafter_taps=(1, 2)), progress=lambda _: None)
 
 
 def test_a_drafters_folder_without_a_known_kind_names_what_is_served(tmp_path: Path) -> None:
@@ -165,7 +150,7 @@ def test_a_drafters_folder_without_a_known_kind_names_what_is_served(tmp_path: P
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "config.json").write_text(json.dumps({"architectures": ["Eagle2"]}))
     with pytest.raises(ModelError, match="Eagle2; supported are LlamaForCausalLMEagle3"):
-        assemble(config_of(model, tmp_path / "draft"), progress=lambda _: None)
+        assemble(drafting_config(model, tmp_path / "draft"), progress=lambda _: None)
 
 
 @pytest.mark.parametrize("layers", ["full", "fp8"])
@@ -177,7 +162,7 @@ def test_the_bytes_of_other_formats_are_known_before(
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "vocab_size": 160}
     model = folder_of("LlamaForCausalLM", tmp_path / "model", **sizes)
     draft = folder_of("LlamaForCausalLM", tmp_path / "draft", tie_word_embeddings=is_tied, **sizes)
-    engine = assemble(config_of(model, draft, dtype="bfloat16"), progress=lambda _: None)
+    engine = assemble(drafting_config(model, draft, dtype="bfloat16"), progress=lambda _: None)
     drafter = engine.runner.launcher.context.drafter
     assert isinstance(drafter, ModelDrafter)
     head = drafter.model

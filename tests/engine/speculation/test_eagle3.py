@@ -3,34 +3,34 @@ the target's noise; and no draft changes a text."""
 
 from __future__ import annotations
 
-import random
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 from headway_testing.eagle import EagleOracle, Layout, constructed_eagle
-from headway_testing.exactness import Case, assert_same_text, generate, generate_with
+from headway_testing.exactness import Case, assert_depths_change_no_text
 from headway_testing.families import save, tiny_model
 from headway_testing.local import LocalEngine
 from headway_testing.padded import PaddedLaunches
 from headway_testing.poison import PoisoningRunner
-from headway_testing.proposals import DEPTH, Proposals, note_proposals, text_of
+from headway_testing.proposals import (
+    DEPTH,
+    Proposals,
+    drafting_config,
+    note_proposals,
+    random_prompts,
+    text_of,
+)
 
 from headway.engine.execution.step_key import StepGrid, row_counts
-from headway.engine.protocol.config import MIN_BLOCK_SIZE, EngineConfig
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 
 VOCAB = 151
+prompts_of = partial(random_prompts, VOCAB)
 LAYOUTS: tuple[Layout, ...] = ("original", "speculators")
-
-
-def config_of(model: Path, folder: Path, **changes: object) -> EngineConfig:
-    fixed = {
-        "model_path": str(model), "drafter_path": str(folder), "device": "cpu", "dtype": "float64",
-        "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
-    }  # fmt: skip
-    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
 
 
 def poisoned(config: EngineConfig) -> LocalEngine:
@@ -49,11 +49,6 @@ def pad(engine: LocalEngine) -> None:
 @pytest.fixture
 def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
     return note_proposals(monkeypatch)
-
-
-def prompts_of(*lengths: int) -> list[list[int]]:
-    chance = random.Random(0)
-    return [[chance.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,7 @@ def test_every_draft_is_the_oracles_from_both_layouts(
     found: list[Proposals] = []
     for layout in LAYOUTS:
         drafter = oracle.save(tmp_path / layout, layout)
-        config = config_of(tmp_path / "model", drafter, synthetic_acceptance=(0.8, 0.7, 0.6, 0.5))
+        config = drafting_config(tmp_path / "model", drafter, synthetic_acceptance=(0.8, 0.7, 0.6, 0.5))
         engine = poisoned(msgspec.structs.replace(config, prefill_chunk=64))
         if is_padded:
             pad(engine)
@@ -105,7 +100,7 @@ def test_layers_after_the_first_are_ordinary_ones(
     target = tiny_model("LlamaForCausalLM")
     save(target, "LlamaForCausalLM", tmp_path / "model")
     oracle = EagleOracle(target, num_hidden_layers=3, mask_token=mask_token)
-    engine = poisoned(config_of(tmp_path / "model", oracle.save(tmp_path / "drafter", "speculators")))
+    engine = poisoned(drafting_config(tmp_path / "model", oracle.save(tmp_path / "drafter", "speculators")))
     if is_padded:
         pad(engine)
     (text,) = text_of(engine, prompts_of(40), 40)
@@ -140,17 +135,8 @@ def test_no_depth_changes_a_text_alone_or_in_a_crowd(
         Case(tuple(prompt), 18, SamplingParams(seed=seed, **kinds[seed]))  # type: ignore[arg-type]
         for seed, prompt in enumerate(prompts_of(1, 16, 17, 33, 90))
     ]
-    config = config_of(tmp_path / "model", drafter, max_running=3)
-    plain = [
-        generate([case], msgspec.structs.replace(config, depth=0, prefix_caching=False))[0] for case in cases
-    ]
-    for depth in range(1, DEPTH + 1):
-        engine = LocalEngine(msgspec.structs.replace(config, depth=depth))
-        alone = [generate_with(engine, [case])[0] for case in cases]
-        crowd = generate_with(engine, cases)  # finds the prefixes of the others
-        assert engine.engine.scheduler.snapshot().draft_tokens_per_position[depth - 1] > 0
-        for found in (alone, crowd):
-            assert_same_text(str(tmp_path / "model"), cases, plain, found, dtype="float64")
+    config = drafting_config(tmp_path / "model", drafter, max_running=3)
+    assert_depths_change_no_text(cases, config, range(1, DEPTH + 1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -158,7 +144,7 @@ def test_no_depth_changes_a_text_alone_or_in_a_crowd(
 def test_every_draft_of_the_constructed_head_is_accepted(depth: int, layout: Layout, tmp_path: Path) -> None:
     """Which none would be if the head read another position, or carried on something else."""
     model, drafter = constructed_eagle(tmp_path, layout)
-    engine = LocalEngine(config_of(model, drafter, depth=depth, dtype="float32"))
+    engine = LocalEngine(drafting_config(model, drafter, depth=depth, dtype="float32"))
     for number in range(4):
         prompt = [(7 * number + i) % 128 for i in range(2 + 9 * number)]
         engine.submit(prompt, max_tokens=30)
@@ -189,7 +175,7 @@ def test_sampled_drafts_are_rejected_only_for_tokens_that_the_head_lacks(
     target.save_pretrained(tmp_path / "model")
     drafter = head.save(tmp_path / "drafter", "speculators")
     ids = set(head.ids.tolist())
-    engine = LocalEngine(config_of(tmp_path / "model", drafter, depth=1, dtype="float32"))
+    engine = LocalEngine(drafting_config(tmp_path / "model", drafter, depth=1, dtype="float32"))
     bias = {7: 2.0, 8: 2.0, min(ids): -100.0}
     for seed, prompt in enumerate(prompts_of(5, 20, 33)):
         sampling = SamplingParams(
@@ -226,7 +212,7 @@ def test_captured_rounds_change_no_text(device: str, dtype: str, name: str, tmp_
     texts = []
     for depth in (0, 3):
         changes = {"device": device, "dtype": dtype, "depth": depth, "kv_cache_memory_bytes": 1 << 26}
-        engine = LocalEngine(config_of(tmp_path / "model", drafter, drafter=name, **changes))
+        engine = LocalEngine(drafting_config(tmp_path / "model", drafter, drafter=name, **changes))
         engine.engine.runner.capture(range(depth + 1), progress=lambda _: None)
         for seed, prompt in enumerate(prompts_of(3, 40, 17, 64, 90, 33)):
             sampling = SamplingParams(temperature=0.8 * (seed % 2), seed=seed)

@@ -4,39 +4,34 @@ which is built of transformers' layers, and no draft changes a text."""
 from __future__ import annotations
 
 import json
-import random
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
-from headway_testing.exactness import Case, assert_same_text, generate, generate_with
+from headway_testing.exactness import Case, assert_depths_change_no_text
 from headway_testing.families import save, tiny_model
 from headway_testing.inspection import edit, inspect
 from headway_testing.local import LocalEngine
 from headway_testing.poison import PoisoningRunner
-from headway_testing.proposals import DEPTH, Proposals, note_proposals, text_of
+from headway_testing.proposals import (
+    DEPTH,
+    Proposals,
+    drafting_config,
+    note_proposals,
+    random_prompts,
+    text_of,
+)
 from headway_testing.trained_heads import TrainedHeadOracle
 
 from headway.engine.build import assemble
-from headway.engine.protocol.config import MIN_BLOCK_SIZE, EngineConfig
+from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 from headway.engine.protocol.sampling_params import SamplingParams
 
 VOCAB = 151
-
-
-def config_of(model: Path, drafter: Path, **changes: object) -> EngineConfig:
-    fixed = {
-        "model_path": str(model), "drafter_path": str(drafter), "device": "cpu", "dtype": "float32",
-        "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
-    }  # fmt: skip
-    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
-
-
-def prompts_of(*lengths: int) -> list[list[int]]:
-    chance = random.Random(0)
-    return [[chance.randrange(VOCAB) for _ in range(length)] for length in lengths]
+prompts_of = partial(random_prompts, VOCAB)
+config_of = partial(drafting_config, dtype="float32")
 
 
 @pytest.fixture
@@ -93,16 +88,7 @@ def test_no_depth_changes_a_text_alone_or_in_a_crowd(architecture: str, tmp_path
         for seed, prompt in enumerate(prompts_of(1, 16, 33, 90))
     ]
     config = config_of(tmp_path / "model", drafter, dtype="float64", max_running=3)
-    plain = [
-        generate([case], msgspec.structs.replace(config, depth=0, prefix_caching=False))[0] for case in cases
-    ]
-    for depth in (1, 3, DEPTH):
-        engine = LocalEngine(msgspec.structs.replace(config, depth=depth))
-        alone = [generate_with(engine, [case])[0] for case in cases]
-        crowd = generate_with(engine, cases)
-        assert engine.engine.scheduler.snapshot().draft_tokens_per_position[depth - 1] > 0
-        for found in (alone, crowd):
-            assert_same_text(str(tmp_path / "model"), cases, plain, found, dtype="float64")
+    assert_depths_change_no_text(cases, config, (1, 3, DEPTH))
 
 
 @pytest.mark.parametrize("changes", [{}, {"load_format": "dummy"}], ids=str)

@@ -6,10 +6,11 @@ close the pick may differ: it is excused, and printed, only if the fp64 gap betw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
@@ -138,3 +139,22 @@ def window_inputs(
         slot_mapping=torch.where(is_valid, slots, -1).flatten(),
         batches=(QueryBatch.of_windows(block_table, start_positions, window),),
     )
+
+
+def assert_depths_change_no_text(
+    cases: Sequence[Case], config: EngineConfig, depths: Iterable[int]
+) -> list[str]:
+    """Each case alone, and all at once, has at each depth the text that it has alone without drafts. Returns
+    the drafters that the engines named, by depth."""
+    without = msgspec.structs.replace(config, depth=0, prefix_caching=False)
+    plain = [generate([case], without)[0] for case in cases]
+    drafters = []
+    for depth in depths:
+        engine = LocalEngine(msgspec.structs.replace(config, depth=depth))
+        drafters.append(engine.engine.info.drafter)
+        alone = [generate_with(engine, [case])[0] for case in cases]
+        crowd = generate_with(engine, cases)  # finds the prefixes of the others
+        assert engine.engine.scheduler.snapshot().draft_tokens_per_position[depth - 1] > 0
+        for found in (alone, crowd):
+            assert_same_text(config.model_path, cases, plain, found, dtype=config.dtype)
+    return drafters

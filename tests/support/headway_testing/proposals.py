@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import pytest
 
+from headway.engine.protocol.config import MIN_BLOCK_SIZE, EngineConfig
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.drafter import Drafter
 from headway.engine.speculation.mtp import MtpDrafter
@@ -48,3 +52,17 @@ def text_of(engine: LocalEngine, prompts: list[list[int]], max_tokens: int) -> l
     engine.engine.scheduler.set_depth(DEPTH)
     engine.run()
     return [[*prompt, *engine.outputs[i].token_ids] for prompt, i in zip(prompts, ids, strict=True)]
+
+
+def random_prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
+    chance = random.Random(0)
+    return [[chance.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+def drafting_config(model: Path, folder: Path, **changes: object) -> EngineConfig:
+    """Of a small engine that drafts by what is in a folder of its own."""
+    fixed = {
+        "model_path": str(model), "drafter_path": str(folder), "device": "cpu", "dtype": "float64",
+        "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,
+    }  # fmt: skip
+    return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
