@@ -46,6 +46,7 @@ NOT_RUN = {
     "open-webui serve": "tests/clients/test_open_webui.py",
     "langchain_openai": "tests/clients/test_langchain.py",
     "llama_index": "tests/clients/test_frameworks.py",
+    "headway head train": "needs a file that head data writes; tests/engine/training runs both",
     "headway bench exact": "takes minutes; tests/e2e/test_bench.py runs it with fewer requests",
 }
 NAMED = ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B-Instruct", "ORG/NAME"]

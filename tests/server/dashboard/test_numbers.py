@@ -36,7 +36,7 @@ class Told:
 
     server: ServerFacts = field(
         default_factory=lambda: ServerFacts(
-            "0.1.0", "tiny", "serving", can_chat=False, chat_note=None,
+            "0.1.0", "tiny", "serving", can_chat=False, chat_note=None, sampling={},
             device="cuda", dtype="bfloat16", drafter="mtp", depth=3, max_running=8,
         )
     )  # fmt: skip
