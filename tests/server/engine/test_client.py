@@ -481,6 +481,17 @@ async def test_a_long_step_is_not_taken_for_a_stuck_engine(max_tokens: int) -> N
         assert client.status().num_restarts == 0
 
 
+async def test_a_stopped_engine_is_replaced_whatever_its_children_compute() -> None:
+    """A compiler of its session, or another rank, computes for 2 s."""
+    async with started(patience=Patience(10, 0.5, 0.3)) as client:
+        await client.wait_until_ready()
+        stream = submit(client, [request(client, fake_process.COMPILING_MAX_TOKENS)])
+        await asyncio.sleep(0.3)
+        os.kill(pid_of(client), signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match="is stopped"):
+            await within(1.3, collect(stream))
+
+
 async def test_a_step_that_never_ends_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     async with started(patience=Patience(10, 0.3, 0.3, step_seconds=1.0)) as client:
         await client.wait_until_ready()
