@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -20,6 +21,8 @@ SHARES = tuple(1.0 - step / 40 for step in range(17))
 
 LM_HEAD = "lm_head.weight"  # the path of its parameter
 ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
+# Numbers of a weight for which all shares are tried at a time: a CPU's caches hold them, a GPU needs many.
+NUMBERS_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 20}
 # What loses much by rounding and takes little: the projection of a draft head's two inputs, the gates of
 # delta nets, and the choice of experts.
 KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight", ".router.weight", ".shared_gate.weight")
@@ -56,20 +59,29 @@ def integers(weight: torch.Tensor, bits: int, group: int) -> Parts:  # [out, in]
     of inputs, which divides them."""
     outputs, inputs = weight.shape
     largest = (1 << (bits - 1)) - 1
-    groups = weight.float().view(outputs, inputs // group, group)
-    whole = groups.abs().amax(2) / largest
-    best, least = whole, torch.full_like(whole, torch.inf)
-    for share in SHARES:
-        scale = _stored(whole * share, weight.dtype)
-        error = (_codes(groups, scale, largest) * scale.float()[:, :, None] - groups).square().sum(2)
-        best, least = torch.where(error < least, scale.float(), best), torch.minimum(error, least)
-    scale = best.to(weight.dtype)
-    codes = _codes(groups, scale, largest).flatten(1).to(torch.int32) + (largest + 1)
+    groups = weight.float().view(-1, group)
+    pieces = torch.split(groups, max(1, NUMBERS_AT_ONCE[weight.device.type] // group))
+    scale = torch.cat([_scales(piece, largest, weight.dtype) for piece in pieces])
+    codes = _codes(groups, scale, largest).to(torch.int32) + (largest + 1)
     return {
-        "weight_packed": packed(codes, bits),
-        "weight_scale": scale,
+        "weight_packed": packed(codes.view(outputs, inputs), bits),
+        "weight_scale": scale.view(outputs, -1),
         "weight_shape": torch.tensor([outputs, inputs]),
     }
+
+
+def _scales(groups: torch.Tensor, largest: int, dtype: torch.dtype) -> torch.Tensor:
+    """[n, group] float32 -> [n]: the scale of each group, of those that SHARES give, by all of them at once:
+    an expert's matrix is small beside the time that starting an operation takes."""
+    whole = groups.abs().amax(1) / largest
+    scales = _stored(_shares(groups.device) * whole, dtype)  # [shares, n]
+    errors = (_codes(groups, scales, largest) * scales.float()[..., None] - groups).square().sum(2)
+    return scales.gather(0, errors.argmin(0, keepdim=True))[0]
+
+
+@cache
+def _shares(device: torch.device) -> torch.Tensor:
+    return torch.tensor(SHARES, device=device)[:, None]
 
 
 def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -83,7 +95,7 @@ def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _codes(groups: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
-    return (groups / scale.float()[:, :, None]).round().clamp(-largest - 1, largest)
+    return (groups / scale.float()[..., None]).round().clamp(-largest - 1, largest)
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
