@@ -1,8 +1,8 @@
 """Rotary embedding and attention of float32 on an x86 CPU, compiled, for layers whose weights are integers.
 
 There products take little time, and the dozens of operations of PyTorch that the twins consist of would take
-more. A query's result depends on the number of keys that it sees alone: its scores, their exponentials and
-their sums are computed in one order.
+more. A query's result depends on the number of keys that it sees alone: tiles of keys begin where its keys
+do, and what it takes of each is computed in one order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def cpu_attention(
     *,
     out: torch.Tensor,  # [tokens, q_heads, head_dim] float32
 ) -> None:
-    """Writes what `attention` returns, where `has_cpu_attention`. Raises MemoryError."""
+    """Writes what `attention` returns, where `has_cpu_attention`."""
     assert isinstance(batch.lengths, int), "on a CPU the host knows the chunks' lengths"
     _, heads, dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
@@ -69,13 +69,12 @@ def cpu_attention(
     assert starts.is_contiguous()
     assert out.is_contiguous()
     assert own.stride(2) == table.stride(1) == 1, "inner strides are 1"
-    if _loaded().attention(
+    _loaded().attention(
         own.data_ptr(), *own.stride()[:2], key_cache.data_ptr(), value_cache.data_ptr(),
         table.data_ptr(), table.stride(0), table.shape[1], starts.data_ptr(), out[batch.tokens].data_ptr(),
         len(table), batch.lengths, kv_heads, heads // kv_heads, dim, block_size, rule.first_position,
         rule.scale, torch.get_num_threads(),
-    ):  # fmt: skip
-        raise MemoryError(f"no memory for the scores of {len(table):,} rows")
+    )  # fmt: skip
 
 
 def _loaded() -> ctypes.CDLL:
@@ -93,6 +92,7 @@ def _library() -> ctypes.CDLL | None:
             pointer, size, size, pointer, pointer, pointer, size, size, pointer, pointer, *[size] * 7,
             ctypes.c_float, ctypes.c_int,
         )  # fmt: skip
+        library.attention.restype = None
         library.rope_append.argtypes = (
             pointer, pointer, pointer, *[size] * 7, pointer, pointer, size, pointer, pointer, pointer
         )  # fmt: skip

@@ -4,12 +4,12 @@
  */
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cpu_library.h"
 
-enum { MAX_GROUP = 16, MAX_VECTORS = 32 };
+/* A task's queries read each tile of keys, and of values, together. */
+enum { TILE_QUERIES = 48, TILE_KEYS = 64, WIDTH = 8 };
 
 typedef struct {
     const float *query; /* [tokens, heads, dim], with strides of tokens and heads */
@@ -19,9 +19,8 @@ typedef struct {
     ptrdiff_t table_stride, max_blocks;
     const int64_t *starts; /* [rows] */
     float *out;            /* [tokens, heads, dim] */
-    ptrdiff_t rows, window, kv_heads, group, dim, block_size, first_position, most_keys;
+    ptrdiff_t rows, window, kv_heads, group, dim, block_size, first_position, tile_tokens;
     float scale;
-    int failed;
 } Attention;
 
 /* Walks through the keys or values of one head, position after position. */
@@ -44,84 +43,151 @@ static inline const float *next(Entries *e, const Attention *a, const float *cac
     return e->at;
 }
 
-/* The query heads that share one key head. scores: [group, most_keys]. `vectors` of a head: constant where this
- * is called for the usual sizes, so that sums are in registers. */
-static inline __attribute__((always_inline)) void attend(
-    const Attention *a, ptrdiff_t token, ptrdiff_t head, float *scores, const ptrdiff_t vectors) {
-    ptrdiff_t row = token / a->window, position = a->starts[row] + token % a->window;
-    ptrdiff_t first = a->first_position, count = position + 1 - first;
-    const int64_t *blocks = a->table + row * a->table_stride;
-    const float *query = a->query + token * a->token_stride + head * a->group * a->head_stride;
-    float *out = a->out + (token * a->kv_heads + head) * a->group * a->dim;
-    if (count <= 0) {
-        memset(out, 0, (size_t)(a->group * a->dim) * sizeof(float));
-        return;
-    }
-    Entries keys = {NULL, first, 0};
-    for (ptrdiff_t key = 0; key < count; key++) {
-        const float *at = next(&keys, a, a->keys, blocks, head);
-        for (ptrdiff_t own = 0; own < a->group; own++) {
-            __m256 sums = _mm256_setzero_ps();
-            for (ptrdiff_t v = 0; v < vectors; v++)
-                sums = _mm256_fmadd_ps(_mm256_loadu_ps(query + own * a->head_stride + v * LANES), _mm256_loadu_ps(at + v * LANES), sums);
-            scores[own * a->most_keys + key] = sum_of(sums) * a->scale;
-        }
-    }
-    float totals[MAX_GROUP];
-    for (ptrdiff_t own = 0; own < a->group; own++) {
-        float *line = scores + own * a->most_keys, largest = line[0];
-        for (ptrdiff_t key = 1; key < count; key++) largest = line[key] > largest ? line[key] : largest;
-        for (ptrdiff_t key = count; key % LANES != 0; key++) line[key] = -INFINITY;
-        __m256 total = _mm256_setzero_ps();
-        for (ptrdiff_t key = 0; key < count; key += LANES) {
-            __m256 weights = exponential(_mm256_sub_ps(_mm256_loadu_ps(line + key), _mm256_set1_ps(largest)));
-            total = _mm256_add_ps(total, weights);
-            _mm256_storeu_ps(line + key, weights);
-        }
-        totals[own] = sum_of(total);
-    }
-    for (ptrdiff_t own = 0; own < a->group; own++) {
-        Entries values = {NULL, first, 0};
-        __m256 sums[MAX_VECTORS];
-        for (ptrdiff_t v = 0; v < vectors; v++) sums[v] = _mm256_setzero_ps();
-        for (ptrdiff_t key = 0; key < count; key++) {
-            const float *at = next(&values, a, a->values, blocks, head);
-            __m256 weight = _mm256_set1_ps(scores[own * a->most_keys + key]);
-            for (ptrdiff_t v = 0; v < vectors; v++) sums[v] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(at + v * LANES), sums[v]);
-        }
-        for (ptrdiff_t v = 0; v < vectors; v++)
-            _mm256_storeu_ps(out + own * a->dim + v * LANES, _mm256_div_ps(sums[v], _mm256_set1_ps(totals[own])));
-    }
+static inline ptrdiff_t smaller(ptrdiff_t one, ptrdiff_t other) { return one < other ? one : other; }
+
+/* [sum of one, sum of other], as four partial sums each. */
+static inline __m256 halves_added(__m256 one, __m256 other) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(one, other, 0x20), _mm256_permute2f128_ps(one, other, 0x31));
 }
+
+static inline __m256 pairs_added(__m256 one, __m256 other) {
+    return _mm256_add_ps(_mm256_shuffle_ps(one, other, 0x44), _mm256_shuffle_ps(one, other, 0xee));
+}
+
+/* Returns the eight sums of eight vectors, each added as `sum_of` does. */
+static inline __m256 sums_of(const __m256 *v) {
+    __m256 low = pairs_added(halves_added(v[0], v[4]), halves_added(v[1], v[5]));
+    __m256 high = pairs_added(halves_added(v[2], v[6]), halves_added(v[3], v[7]));
+    return _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd));
+}
+
+/* Writes the scores of one query and eight keys. */
+static inline void score(const float *query, const float *const *keys, ptrdiff_t dim, float scale, float *scores) {
+    __m256 sums[LANES];
+    for (int key = 0; key < LANES; key++) sums[key] = _mm256_setzero_ps();
+    for (ptrdiff_t i = 0; i < dim; i += LANES) {
+        __m256 own = _mm256_loadu_ps(query + i);
+        for (int key = 0; key < LANES; key++) sums[key] = _mm256_fmadd_ps(own, _mm256_loadu_ps(keys[key] + i), sums[key]);
+    }
+    _mm256_storeu_ps(scores, _mm256_mul_ps(sums_of(sums), _mm256_set1_ps(scale)));
+}
+
+/* What a query has got of the keys before: its result is out / total. */
+typedef struct {
+    const float *query;
+    float *out;
+    ptrdiff_t count; /* of the keys that it sees */
+    float largest, total;
+} Query;
+
+/* Replaces a tile's scores by their exponentials, less the exponent of the largest so far. Returns the factor by which what
+ * the query has got is to be multiplied. */
+static __m256 exponentials(float *scores, ptrdiff_t count, Query *q) {
+    float before = q->largest, all[LANES];
+    __m256 largest = _mm256_set1_ps(before), sums = _mm256_setzero_ps();
+    for (ptrdiff_t key = count; key % LANES != 0; key++) scores[key] = -INFINITY;
+    for (ptrdiff_t key = 0; key < count; key += LANES) largest = _mm256_max_ps(_mm256_loadu_ps(scores + key), largest);
+    _mm256_storeu_ps(all, largest);
+    for (int lane = 0; lane < LANES; lane++) q->largest = all[lane] > q->largest ? all[lane] : q->largest;
+    largest = _mm256_set1_ps(q->largest);
+    for (ptrdiff_t key = 0; key < count; key += LANES) {
+        __m256 weights = exponential(_mm256_sub_ps(_mm256_loadu_ps(scores + key), largest));
+        sums = _mm256_add_ps(sums, weights);
+        _mm256_storeu_ps(scores + key, weights);
+    }
+    __m256 factor = exponential(_mm256_sub_ps(_mm256_set1_ps(before), largest));
+    q->total = q->total * _mm256_cvtss_f32(factor) + sum_of(sums);
+    return factor;
+}
+
+/* Adds a tile's weighted values to `vectors` vectors of a result; vectors: constant, so that sums are in registers. */
+static inline __attribute__((always_inline)) void add_values(
+    float *out, __m256 factor, const float *weights, const float *const *values, ptrdiff_t count, const int vectors) {
+    __m256 sums[WIDTH];
+    for (int v = 0; v < vectors; v++) sums[v] = _mm256_mul_ps(_mm256_loadu_ps(out + v * LANES), factor);
+    for (ptrdiff_t key = 0; key < count; key++) {
+        __m256 weight = _mm256_set1_ps(weights[key]);
+        for (int v = 0; v < vectors; v++) sums[v] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(values[key] + v * LANES), sums[v]);
+    }
+    for (int v = 0; v < vectors; v++) _mm256_storeu_ps(out + v * LANES, sums[v]);
+}
+
+/* Some tokens of a row, of its window from `first` on, and the query heads that share one key head. */
+static void attend(const Attention *a, ptrdiff_t row, ptrdiff_t first, ptrdiff_t head) {
+    ptrdiff_t number = smaller(a->tile_tokens, a->window - first) * a->group, dim = a->dim, most = 0;
+    const int64_t *blocks = a->table + row * a->table_stride;
+    Query queries[TILE_QUERIES];
+    for (ptrdiff_t i = 0; i < number; i++) {
+        ptrdiff_t in_window = first + i / a->group, token = row * a->window + in_window, own = head * a->group + i % a->group;
+        Query *q = queries + i;
+        q->query = a->query + token * a->token_stride + own * a->head_stride;
+        q->out = a->out + (token * a->kv_heads * a->group + own) * dim;
+        q->count = a->starts[row] + in_window + 1 - a->first_position;
+        q->largest = -INFINITY;
+        q->total = 0;
+        memset(q->out, 0, (size_t)dim * sizeof(float));
+        most = q->count > most ? q->count : most;
+    }
+    Entries keys = {NULL, a->first_position, 0}, values = keys;
+    for (ptrdiff_t begin = 0; begin < most; begin += TILE_KEYS) {
+        const float *keys_at[TILE_KEYS], *values_at[TILE_KEYS];
+        ptrdiff_t found = smaller(TILE_KEYS, most - begin);
+        for (ptrdiff_t key = 0; key < found; key++) {
+            keys_at[key] = next(&keys, a, a->keys, blocks, head);
+            values_at[key] = next(&values, a, a->values, blocks, head);
+        }
+        for (ptrdiff_t key = found; key % LANES != 0; key++) keys_at[key] = keys_at[0]; /* read, and not used */
+        __m256 factors[TILE_QUERIES];
+        float scores[TILE_QUERIES][TILE_KEYS];
+        for (ptrdiff_t i = 0; i < number; i++) {
+            ptrdiff_t count = smaller(found, queries[i].count - begin);
+            for (ptrdiff_t key = 0; key < count; key += LANES)
+                score(queries[i].query, keys_at + key, dim, a->scale, scores[i] + key);
+            if (count > 0) factors[i] = exponentials(scores[i], count, queries + i);
+        }
+        for (ptrdiff_t d = 0, width; d < dim; d += width * LANES) {
+            width = dim - d >= WIDTH * LANES ? WIDTH : dim - d >= WIDTH / 2 * LANES ? WIDTH / 2 : 1;
+            for (ptrdiff_t i = 0; i < number; i++) {
+                ptrdiff_t count = smaller(found, queries[i].count - begin);
+                if (count <= 0) continue;
+                float *out = queries[i].out + d;
+                switch (width) {
+                case WIDTH: add_values(out, factors[i], scores[i], values_at, count, WIDTH); break;
+                case WIDTH / 2: add_values(out, factors[i], scores[i], values_at, count, WIDTH / 2); break;
+                default: add_values(out, factors[i], scores[i], values_at, count, 1);
+                }
+            }
+            for (ptrdiff_t key = 0; key < found; key++) values_at[key] += width * LANES;
+        }
+    }
+    for (ptrdiff_t i = 0; i < number; i++)
+        for (ptrdiff_t d = 0; d < (queries[i].count > 0 ? dim : 0); d += LANES) {
+            float *out = queries[i].out + d;
+            _mm256_storeu_ps(out, _mm256_div_ps(_mm256_loadu_ps(out), _mm256_set1_ps(queries[i].total)));
+        }
+}
+
+static ptrdiff_t tiles_of(const Attention *a) { return (a->window + a->tile_tokens - 1) / a->tile_tokens; }
 
 static void attend_share(void *given) {
-    Attention *a = given;
-    float *scores = malloc((size_t)(a->group * a->most_keys) * sizeof(float));
-    if (scores == NULL) {
-        a->failed = 1;
-        return;
-    }
-    for (ptrdiff_t task = thread_number(); task < a->rows * a->window * a->kv_heads; task += number_of_threads())
-        switch (a->dim / LANES) {
-        case 8: attend(a, task / a->kv_heads, task % a->kv_heads, scores, 8); break;
-        case 16: attend(a, task / a->kv_heads, task % a->kv_heads, scores, 16); break;
-        default: attend(a, task / a->kv_heads, task % a->kv_heads, scores, a->dim / LANES);
-        }
-    free(scores);
+    const Attention *a = given;
+    ptrdiff_t tiles = tiles_of(a);
+    for (ptrdiff_t task = thread_number(); task < a->rows * tiles * a->kv_heads; task += number_of_threads())
+        attend(a, task / a->kv_heads / tiles, task / a->kv_heads % tiles * a->tile_tokens, task % a->kv_heads);
 }
 
-/* Returns 0, or 1 if there is no memory. */
-int attention(const float *query, ptrdiff_t token_stride, ptrdiff_t head_stride, const float *keys, const float *values,
-              const int64_t *table, ptrdiff_t table_stride, ptrdiff_t max_blocks, const int64_t *starts, float *out,
-              ptrdiff_t rows, ptrdiff_t window, ptrdiff_t kv_heads, ptrdiff_t group, ptrdiff_t dim, ptrdiff_t block_size,
-              ptrdiff_t first_position, float scale, int threads) {
+/* group: at most TILE_QUERIES. */
+void attention(const float *query, ptrdiff_t token_stride, ptrdiff_t head_stride, const float *keys, const float *values,
+               const int64_t *table, ptrdiff_t table_stride, ptrdiff_t max_blocks, const int64_t *starts, float *out,
+               ptrdiff_t rows, ptrdiff_t window, ptrdiff_t kv_heads, ptrdiff_t group, ptrdiff_t dim, ptrdiff_t block_size,
+               ptrdiff_t first_position, float scale, int threads) {
     ptrdiff_t most = 0;
     for (ptrdiff_t row = 0; row < rows; row++) most = starts[row] + window > most ? starts[row] + window : most;
-    most = (most + LANES - 1) / LANES * LANES;
     Attention a = {query, token_stride, head_stride, keys, values, table, table_stride, max_blocks, starts, out,
-                   rows, window, kv_heads, group, dim, block_size, first_position, most, scale, 0};
+                   rows, window, kv_heads, group, dim, block_size, first_position, TILE_QUERIES / group, scale};
+    /* Few tokens: smaller tiles, so that every thread gets some. */
+    while (a.tile_tokens > 1 && rows * tiles_of(&a) * kv_heads < 2 * threads) a.tile_tokens = (a.tile_tokens + 1) / 2;
     run(attend_share, &a, rows * window * most * kv_heads * group < 4096 ? 1 : threads);
-    return a.failed;
 }
 
 /* Turns dimension i of each head with dimension i + rotary_dim / 2, in place. */
