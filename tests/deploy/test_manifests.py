@@ -19,7 +19,7 @@ from headway.server.base.config import ServerConfig
 ROOT = Path(__file__).parents[2]
 RUNBOOK = ROOT / "docs/runbook.md"
 DEPLOY = ROOT / "deploy"
-KUSTOMIZATIONS = ["base", "overlays/cpu"]
+KUSTOMIZATIONS = ["base", "overlays/cpu", "overlays/two-gpus"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OPTION_OF = {
     option.variable: option for groups in cli.ALL_GROUPS for group in groups.values() for option in group
@@ -113,6 +113,7 @@ def test_what_is_deployed_leaves_the_defaults_as_they_are() -> None:
         }
         for file, variables in set_by_environment().items()
     }
+    assert others.pop("kubernetes/overlays/two-gpus") == {"HEADWAY_TENSOR_PARALLEL_SIZE": "2"}
     assert not any(others.values()), others
     for file, arguments in command_lines().items():
         told = vars(cli._parser().parse_args(arguments))
@@ -210,17 +211,15 @@ def test_names_labels_and_ports_of_the_objects_agree(folder: str) -> None:
     assert labels[made["PodMonitor"]["spec"]["jobLabel"]] == "headway"  # the job of the rules
 
 
-def test_only_the_base_asks_for_a_gpu() -> None:
-    limits = {
-        folder: objects(folder)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["resources"][
-            "limits"
-        ]
-        for folder in KUSTOMIZATIONS
-    }
-    assert {folder: "nvidia.com/gpu" in limit for folder, limit in limits.items()} == {
-        "base": True,
-        "overlays/cpu": False,
-    }
+def test_each_rank_has_a_gpu() -> None:
+    gpus, ranks = {}, {}
+    for folder in KUSTOMIZATIONS:
+        container = container_of(objects(folder))
+        gpus[folder] = container["resources"]["limits"].get("nvidia.com/gpu", "0")
+        variables = {entry["name"]: entry["value"] for entry in container.get("env", [])}
+        ranks[folder] = variables.get("HEADWAY_TENSOR_PARALLEL_SIZE", "1")
+    assert gpus == ranks | {"overlays/cpu": "0"}
+    assert ranks["overlays/two-gpus"] == "2"
 
 
 def test_the_autoscaler_reads_what_the_adapter_serves() -> None:
@@ -255,7 +254,8 @@ def test_compose_publishes_to_this_machine_only() -> None:
     assert all(port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")) for port in published), published
     keys = services["headway"]["environment"]
     handed_on = {name for name, value in keys.items() if value is None}
-    assert handed_on == {"HEADWAY_DEPTH", "HEADWAY_API_KEY", "HEADWAY_ADMIN_KEY"}
+    settings = {"HEADWAY_DEPTH", "HEADWAY_TENSOR_PARALLEL_SIZE"}
+    assert handed_on == settings | {"HEADWAY_API_KEY", "HEADWAY_ADMIN_KEY"}
 
 
 def test_compose_mounts_what_exists_and_scrapes_what_it_runs() -> None:
@@ -279,6 +279,7 @@ def test_the_gpu_override_reserves_a_device_for_the_server() -> None:
     services = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]
     (device,) = services["headway"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert device["count"] == "${HEADWAY_TENSOR_PARALLEL_SIZE:-1}"
 
 
 # --- systemd -------------------------------------------------------------------------------------------
