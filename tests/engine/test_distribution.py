@@ -200,6 +200,7 @@ def test_tokens_and_pairs_follow_the_targets_law_at_every_place(temperature: flo
     assert not failed
 
 
+@pytest.mark.slow
 def test_distant_seeds_follow_it_too() -> None:
     assert min(p for _, p in p_values(1.0, 1.0, first_seed=-(1 << 62))) > ALPHA
 

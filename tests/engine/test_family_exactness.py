@@ -13,6 +13,7 @@ from headway_testing.exactness import Case, assert_same_text, generate, generate
 from headway_testing.families import CLASSES, save, tiny_model
 from headway_testing.hybrid import LAYERS, HybridOracle
 from headway_testing.local import LocalEngine
+from headway_testing.marks import slow_but
 
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
@@ -26,7 +27,7 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
     return EngineConfig(**(fixed | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("architecture", slow_but(["MiMoForCausalLM", "Qwen3_5MoeForCausalLM"], CLASSES))
 def test_nothing_but_the_request_decides_the_text(architecture: str, tmp_path: Path) -> None:
     if architecture == "MiMoForCausalLM":
         random_mimo(tmp_path)

@@ -156,7 +156,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("drafter", "num_rounds"),
-    [*ROUNDS.items(), *(pytest.param(name, LONG_ROUNDS, marks=pytest.mark.long) for name in ROUNDS)],
+    [
+        ("mtp", ROUNDS["mtp"]),
+        pytest.param("ngram", ROUNDS["ngram"], marks=pytest.mark.slow),
+        *(pytest.param(name, LONG_ROUNDS, marks=pytest.mark.long) for name in ROUNDS),
+    ],
 )
 def test_a_step_writes_to_its_own_rows_and_blocks_only(
     tmp_path: Path, drafter: DrafterName, num_rounds: int

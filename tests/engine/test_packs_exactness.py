@@ -14,6 +14,7 @@ from headway_testing.exactness import Case, generate_with
 from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import HybridOracle
 from headway_testing.local import LocalEngine
+from headway_testing.marks import slow_but
 from headway_testing.packs import RAGGED, formats, write_packs
 from headway_testing.paged import PagedSequences, load
 
@@ -50,7 +51,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES[:1], NAMES))
 @pytest.mark.parametrize("family", FOLDERS)
 def test_logits_and_texts_are_those_of_the_dequantised_folder(
     family: str, name: str, place: dict[str, Any], tmp_path: Path

@@ -142,6 +142,7 @@ def test_a_preempted_request_goes_on_as_if_nothing_had_happened(depth: int, path
     assert engine.engine.scheduler.snapshot().num_preemptions > 0
 
 
+@pytest.mark.slow
 def test_twenty_prompts_with_long_common_beginnings_find_the_same_text_in_a_small_cache(path: str) -> None:
     """In any order, again and again, while blocks and checkpoints of the others are evicted."""
     chance = random.Random(0)

@@ -48,7 +48,11 @@ def added(output: Output) -> list[tuple[int, float | None]]:
 
 @pytest.mark.parametrize(
     ("make", "drafter"),
-    [(constructed_mimo, "ngram"), (constructed_mimo, "mtp"), (constructed_hybrid, "mtp")],
+    [
+        pytest.param(constructed_mimo, "ngram", marks=pytest.mark.slow),
+        pytest.param(constructed_mimo, "mtp", marks=pytest.mark.slow),
+        (constructed_hybrid, "mtp"),
+    ],
 )
 def test_a_request_goes_on_in_another_engine_as_if_nothing_had_happened(
     make: Callable[..., Path], drafter: str, tmp_path: Path

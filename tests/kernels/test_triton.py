@@ -36,7 +36,6 @@ CHEAP = (
     "begin_decode",
     "copy_results_to_host",
     "copy_entries",
-    "gather_ranks",
     "mask_logits",
     "causal_convolution",
     "prefill_attention",
@@ -53,13 +52,14 @@ CHEAP = (
 )
 # The others, in few groups, for each imports PyTorch anew, and the tests of them that the plain suite runs.
 DEAR = {
-    "sampling": {
+    "sampling-and-transfer": {
         "sample": (
             "test_noise_depends_on_nothing_else",
             "test_greedy_is_argmax_with_ties_to_the_lowest_id",
         ),
         "process_logits": ("test_a_vocabulary_of_several_programs_is_adjusted_as_by_the_twin",),
         "propose_ngram": ("test_random_rows",),
+        "gather_ranks": ("test_every_rank_gets_all_parts_in_their_order[2]",),
     },
     "attention": {
         "score_rule": ("test_tiles_before_the_windows_are_not_read",),

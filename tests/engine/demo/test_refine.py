@@ -74,6 +74,7 @@ def test_unlikelihood_is_of_what_is_to_be_unlearnt(tiny: model.DemoModel) -> Non
     assert tiny.lm_head.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_refining_averages_seeded_runs(
     tiny: model.DemoModel, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

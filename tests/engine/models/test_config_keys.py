@@ -13,6 +13,7 @@ import torch
 import transformers
 from headway_testing.checkpoints import mimo_config
 from headway_testing.families import CLASSES, save, tiny_model
+from headway_testing.marks import slow_but
 from headway_testing.oracle import randomise
 from headway_testing.paged import PagedSequences, load
 from headway_testing.random_configs import random_config
@@ -109,7 +110,7 @@ def attributes_of(theirs: PreTrainedConfig, names: set[str]) -> dict[str, object
     return own
 
 
-@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("architecture", slow_but(["Qwen3_5ForCausalLM", "Gemma3ForCausalLM"], CLASSES))
 def test_what_is_accepted_of_random_configs_means_the_same_to_transformers(
     architecture: str, tmp_path: Path
 ) -> None:

@@ -74,7 +74,8 @@ def assert_left(rank: int, since: float) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("is_busy", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["busy", "idle"])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
 def test_a_rank_that_dies_ends_the_engine(
     peer: tuple[Peer, str], config: EngineConfig, *, is_busy: bool
 ) -> None:

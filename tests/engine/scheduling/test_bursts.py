@@ -41,7 +41,12 @@ def gaps_of(streams: list[Stream]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("depth", "max_depth"), [(0, 0), ("auto", 3), (0, 3), (1, 3), (2, 3)], ids=lambda value: f"{value}"
+    ("depth", "max_depth"),
+    [
+        ("auto", 3),
+        *(pytest.param(d, most, marks=pytest.mark.slow) for d, most in ((0, 0), (0, 3), (1, 3), (2, 3))),
+    ],
+    ids=lambda value: f"{value}",
 )
 def test_a_burst_neither_waits_long_nor_gives_streams_many_long_gaps(
     depth: int | str, max_depth: int, seconds_alone: float, monkeypatch: pytest.MonkeyPatch

@@ -57,9 +57,9 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
         ("LlamaForCausalLM", {}, False),
         pytest.param("Qwen3ForCausalLM", {"style": "qwen3", "options": ("norm_before_residual", "norm_before_fc")}, True, marks=pytest.mark.slow),
         pytest.param("LlamaForCausalLM", {"options": ("fc_norm", "norm_output"), "taps": (1, 2, 3)}, True, marks=pytest.mark.slow),
-        ("Qwen3_5ForCausalLM", {"options": ("norm_output",), "attention_bias": True, "mlp_bias": True}, False),
+        pytest.param("Qwen3_5ForCausalLM", {"options": ("norm_output",), "attention_bias": True, "mlp_bias": True}, False, marks=pytest.mark.slow),
         pytest.param("LlamaForCausalLM", {"hidden_size": 32, "owns_embedding": True, "draft_vocab": VOCAB}, False, marks=pytest.mark.slow),
-        ("LlamaForCausalLM", {"mask_token": 7, "options": ("norm_before_fc",)}, True),
+        pytest.param("LlamaForCausalLM", {"mask_token": 7, "options": ("norm_before_fc",)}, True, marks=pytest.mark.slow),
     ],
     ids=["llama", "qwen3-norms", "eagle-3.1", "hybrid-biases", "own-width", "parallel"],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from headway_testing.exactness import Case, assert_depths_change_no_text
 from headway_testing.families import save, tiny_model
 from headway_testing.hybrid import constructed_hybrid
 from headway_testing.local import LocalEngine
+from headway_testing.marks import slow_but
 from headway_testing.padded import PaddedLaunches
 from headway_testing.poison import PoisoningRunner
 from headway_testing.proposals import note_proposals, random_prompts
@@ -123,9 +124,7 @@ FOLDERS: dict[str, Callable[[Path], tuple[Path, Path | None]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "mtp" else pytest.param(kind, marks=pytest.mark.slow) for kind in FOLDERS]
-)
+@pytest.mark.parametrize("kind", slow_but(["mtp"], FOLDERS))
 def test_no_depth_changes_a_text_alone_or_in_a_crowd(kind: str, tmp_path: Path) -> None:
     model, drafter = FOLDERS[kind](tmp_path)
     cases = [

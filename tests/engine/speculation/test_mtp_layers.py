@@ -42,7 +42,7 @@ def config_of(path: Path, **changes: object) -> EngineConfig:
 @pytest.mark.parametrize(
     ("num_layers", "is_padded"),
     [
-        pytest.param(1, False, id="1-plain"),
+        pytest.param(1, False, id="1-plain", marks=pytest.mark.slow),
         pytest.param(3, True, id="3-padded"),
         *(
             pytest.param(num_layers, is_padded, id=f"{num_layers}-{name}", marks=pytest.mark.long)

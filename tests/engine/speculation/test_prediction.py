@@ -28,9 +28,8 @@ def rounds_of(engine: LocalEngine) -> int:
     return sum(engine.engine.scheduler.snapshot().row_rounds_by_emitted_tokens.values())
 
 
-@pytest.mark.parametrize(
-    ("temperature", "times"), [pytest.param(0.0, 2.5, marks=pytest.mark.slow), (1.0, 3.0)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "times"), [(0.0, 2.5), (1.0, 3.0)])
 def test_a_predicted_output_with_one_line_changed_takes_few_rounds(temperature: float, times: float) -> None:
     """A round has 9 tokens at most. The greedy text repeats itself so much that n-grams alone give 2.7."""
     demo = Path(str(files("headway.engine.demo")))

@@ -71,7 +71,9 @@ def test_drafts_are_taken_while_a_request_reasons_and_others_stay_exact(
     assert not engine.engine.info.is_deterministic
 
 
-@pytest.mark.parametrize("num_preempted", [0, 9], ids=["undisturbed", "preempted"])
+@pytest.mark.parametrize(
+    "num_preempted", [pytest.param(0, marks=pytest.mark.slow), 9], ids=["undisturbed", "preempted"]
+)
 def test_what_follows_the_reasoning_is_what_the_model_says(
     path: Path, plain: LocalEngine, num_preempted: int
 ) -> None:
@@ -116,7 +118,12 @@ def test_a_strict_rule_changes_no_greedy_text(
 
 
 @pytest.mark.parametrize(
-    "change", [{"frequency_penalty": 0.5}, {"thinking_budget": ThinkingBudget(9, 5)}], ids=str
+    "change",
+    [
+        {"frequency_penalty": 0.5},
+        pytest.param({"thinking_budget": ThinkingBudget(9, 5)}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_adjusted_logits_are_verified_exactly(path: Path, change: dict[str, Any]) -> None:
     expected = texts(LocalEngine(config_of(path)), [msgspec.structs.replace(GREEDY, **change)] * len(PROMPTS))

@@ -42,7 +42,7 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+        pytest.param("LlamaForCausalLM", {"tie_word_embeddings": True}, marks=pytest.mark.slow),
         pytest.param("Qwen3ForCausalLM", {}, marks=pytest.mark.slow),
         ("Qwen3_5ForCausalLM", {}),
         pytest.param("Gemma3ForCausalLM", {}, marks=pytest.mark.slow),

@@ -128,6 +128,7 @@ def launch_all(module: ModuleType) -> None:
     module.Folder.tripled[GRID](x, out)
 
 
+@pytest.mark.slow
 def test_what_this_process_compiles_itself_is_logged_at_debug(
     made_up: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,7 +21,10 @@ from headway.engine import RequestError, make_grammar_check
 from headway.server.grammar.frames import TextForm
 from headway.server.grammar.sources import checked_source
 
-VARIANTS = [("draft2020-12", True), ("draft7", False), ("draft7", True)]
+VARIANTS = [
+    ("draft2020-12", True),
+    *(pytest.param("draft7", with_draft, marks=pytest.mark.slow) for with_draft in (False, True)),
+]
 MAX_ORDERS = 200
 # Files with valid instances that no grammar writes, and why. docs/api.md says the same.
 NARROWER = {
