@@ -6,9 +6,11 @@ import argparse
 import gc
 import logging
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -163,7 +165,13 @@ def _data(given: argparse.Namespace, started: float, console: Console) -> None:
         requests = requests_of(
             fitting, given.temperatures, defaults, max_tokens=given.max_tokens, seed=given.seed
         )
-        sample(engine, (r for r in requests if _has_time(given, started)), tell)
+        try:
+            sample(engine, (r for r in requests if _has_time(given, started)), tell)
+        except KeyboardInterrupt:
+            written.flush()
+            os.replace(unfinished, file)  # answers that are finished are no less good for it
+            console.print(f"interrupted; the finished answers are in {file}")
+            raise
     os.replace(unfinished, file)
     if len(fitting) < len(prompts):
         console.print(f"{len(prompts) - len(fitting):,} prompts had more than {longest:,} tokens")
@@ -225,12 +233,15 @@ def _trained(
 
         torch.use_deterministic_algorithms(True)
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it has no type
-        with sdpa_kernel(DETERMINISTIC_ATTENTION):
-            trainer.run(lambda: _has_time(given, started), tell)
+        with sdpa_kernel(DETERMINISTIC_ATTENTION), _noting_interrupts() as interrupts:
+            trainer.run(lambda: not interrupts and _has_time(given, started), tell)
         torch.use_deterministic_algorithms(False)
     trainer.save(given.out)
     if trainer.step < num_steps:
         print(f"stopped after step {trainer.step:,} of {num_steps:,}; the same command goes on")
+    if interrupts:
+        raise KeyboardInterrupt
+    if trainer.step < num_steps:
         return None
     write_head(given.out, target, trainer.head)
     with torch.no_grad():
@@ -287,6 +298,17 @@ def measured_acceptance(
         found[temperature] = [k / max(d, 1) for k, d in zip(kept, drafted, strict=True)]
         before = after
     return found
+
+
+@contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+    """Yields a list to which SIGINT is added each time it comes: a step is never left half done."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _has_time(given: argparse.Namespace, started: float) -> bool:

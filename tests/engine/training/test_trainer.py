@@ -4,9 +4,11 @@ what it learns is accepted."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +17,17 @@ from headway_testing.families import save, tiny_model
 from headway_testing.tiny_tokenizers import END_OF_TEXT, byte_level, save_with_template
 from headway_testing.trained_heads import TrainedHeadOracle
 
+from headway.engine.build import Engine
 from headway.engine.protocol.errors import ConfigError
+from headway.engine.protocol.messages import Submit
 from headway.engine.training import __main__ as command
 from headway.engine.training.__main__ import load_target, main, measured_acceptance
-from headway.engine.training.answers import Answer, Defaults, read_answers, read_prompts, split
+from headway.engine.training.answers import Answer, Defaults, read_answers, read_prompts, sample, split
 from headway.engine.training.folder import write_head
 from headway.engine.training.head import Head
 from headway.engine.training.trainer import (
     CHECKPOINT,
+    Scores,
     Settings,
     Trainer,
     batches_of,
@@ -98,6 +103,39 @@ def steps(count: int) -> Callable[[], bool]:
     """Returns what allows that number of steps."""
     left = iter(range(count))
     return lambda: next(left, None) is not None
+
+
+def interrupted(function: Callable[..., Scores]) -> Callable[..., Scores]:
+    """The function, in the midst of which Ctrl-C comes."""
+
+    def run(*arguments: Any) -> Scores:
+        signal.raise_signal(signal.SIGINT)
+        return function(*arguments)
+
+    return run
+
+
+def test_answers_that_are_finished_outlive_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = circle(tmp_path / "model")
+    monkeypatch.setattr(command, "read_prompts", lambda file, folder: [[n, n + 1] for n in range(36)])
+    monkeypatch.setattr(command, "sample", interrupted_sampling)
+    arguments = ["data", str(model), "--prompts", "-", "--out", str(tmp_path), "--max-tokens", "20"]
+    assert main([*arguments, "--device", "cpu", "--dtype", "float32"]) == 130
+    found = read_answers([tmp_path / "answers-0.jsonl"])
+    assert 1 <= len(found) < 36
+    assert all(len(answer.answer) == 20 for answer in found)
+
+
+def interrupted_sampling(
+    engine: Engine, requests: Iterable[Submit], tell: Callable[[Submit, list[int]], None]
+) -> None:
+    def tell_once(request: Submit, ids: list[int]) -> None:
+        tell(request, ids)
+        raise KeyboardInterrupt
+
+    sample(engine, requests, tell_once)
 
 
 def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -191,6 +229,10 @@ def test_a_head_is_trained_from_prompts_to_a_card_and_drafts_what_the_model_says
     ]
     assert main([*arguments, "--minutes", "0"]) == 0
     assert "stopped after step 0 of" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_learn", interrupted(Trainer._learn))
+        assert main(arguments) == 130
+    assert "stopped after step 1 of" in capsys.readouterr().out
     untrained = tmp_path / "untrained"
     untrained.mkdir()
     target = load_target(model, device="cpu", dtype="float32")
