@@ -39,6 +39,7 @@ from headway.kernels.linear._cpu_linear import can_be_packed, least_packed_rows,
 from headway.kernels.linear._integer_cpu_linear import (
     can_be_integers,
     has_integer_products,
+    integer_cpu_bytes,
     integer_cpu_weight,
 )
 from headway.kernels.linear._ordered_linear import keep_sums_whole, library_is_ordered
@@ -184,6 +185,7 @@ __all__ = [
     "has_float8_products",
     "has_integer_products",
     "has_order",
+    "integer_cpu_bytes",
     "integer_cpu_weight",
     "is_split_kv",
     "keep_sums_whole",

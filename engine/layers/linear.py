@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from math import prod
+from typing import Literal
 
 import torch
 
@@ -30,6 +31,7 @@ from headway.kernels import (
     can_be_packed,
     expanded_weight,
     has_order,
+    integer_cpu_bytes,
     integer_cpu_weight,
     least_packed_rows,
     library_is_ordered,
@@ -93,11 +95,15 @@ class Linear:
         return self.shape, self.bias is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by path, those of fused outputs as views; of a quantised weight the biases,
-        and weights of outputs that are no codes. Until `finish` and `store` change the format."""
+        """Returns the parameters by path, those of fused outputs as views; of a weight in another format than
+        dense the biases, and weights of outputs that are no codes."""
         if not self._outputs:
             return {}
-        weight = self._stored.rest if isinstance(self._stored, QuantizedWeight) else self.weight
+        weight = None
+        if isinstance(self._stored, QuantizedWeight):
+            weight = self._stored.rest
+        elif isinstance(self._stored, DenseWeight):
+            weight = self._stored.values
         found, ends = {}, list(accumulate(self._outputs.values()))
         for kind, tensor in (("weight", weight), ("bias", self.bias)):
             first = self.shape[0] if tensor is None else self.shape[0] - len(tensor)
@@ -153,8 +159,7 @@ class Linear:
         if self.is_quantized:
             return
         if cpu_weights != "full" and can_be_integers(self.weight):
-            is_of_4_bits = cpu_weights == "int4" and not self.is_lm_head
-            self.store(integer_cpu_weight(self.weight, bits=4 if is_of_4_bits else 8))
+            self.store(integer_cpu_weight(self.weight, bits=self._integer_bits(cpu_weights)))
             return
         if not can_be_packed(self.weight):
             return
@@ -163,6 +168,15 @@ class Linear:
         least_rows = tried[self.kind]
         if least_rows is not None:
             self.store(pack_weight(self.weight, least_rows=least_rows))
+
+    def _integer_bits(self, cpu_weights: CpuWeights) -> Literal[4, 8]:
+        return 4 if cpu_weights == "int4" and not self.is_lm_head else 8
+
+    def saved_bytes(self, cpu_weights: CpuWeights) -> int:
+        """Returns the bytes that the integers of `finish` take less than the dense weight, which a tied
+        lm_head leaves to the embedding."""
+        dense = self.nbytes if self._outputs else 0
+        return dense - integer_cpu_bytes(self.shape, bits=self._integer_bits(cpu_weights))
 
     def has_order(self, device: torch.device) -> bool:
         """Returns whether a row's result is the same among any number of others on that device, or can be, by
@@ -216,6 +230,15 @@ def compile_linears(linears: Iterable[Linear], most_rows: int) -> None:
                 layer.gated(Activation(x), "silu")
             else:
                 layer(x)
+
+
+def saved_by_integers(linears: Iterable[Linear], cpu_weights: CpuWeights) -> int:
+    """Returns the bytes that linear layers take less than dense ones when each is brought into its format as
+    soon as it is loaded: the largest is dense until then. linears: also without memory."""
+    layers = list(linears)
+    if cpu_weights == "full" or not layers:
+        return 0
+    return sum(layer.saved_bytes(cpu_weights) for layer in layers) - max(layer.nbytes for layer in layers)
 
 
 def finish_linears(linears: Iterable[Linear], cpu_weights: CpuWeights = "full") -> None:

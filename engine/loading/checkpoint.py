@@ -6,6 +6,7 @@ Tensors are streamed one by one into the parameters, so that no second copy of t
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +16,7 @@ from zlib import crc32
 import torch
 
 from headway.engine.layers.group import ALONE, Group
-from headway.engine.layers.linear import finish_linears
+from headway.engine.layers.linear import Kind, saved_by_integers
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.files import DTYPES, Header
@@ -40,6 +41,7 @@ from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import FULL, CpuWeights, Quantize
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, is_out_of_memory
+from headway.kernels import DenseWeight
 
 DUMMY_STANDARD_DEVIATION = 0.02
 DRAWN_AT_ONCE = 1 << 22  # values of one seed, or one row
@@ -134,11 +136,12 @@ def _filled(
     headers = shared({**headers, **quantized}, own.tensors(), target.spec, group)
     place = Placement(device, target.dtype, group=group, defers_weights=True)
     saved = most_saved_bytes(headers.values()) if keeps_codes(place) else 0
-    check_memory(folder, own, available_bytes(device), device, saved_bytes=saved)
+    narrow = saved_by_integers(own.linears(), cpu_weights)
+    check_memory(folder, own, available_bytes(device), device, saved_bytes=saved + narrow)
     models = whole.placed(place)
     try:
         done = place_weights(models, headers, place, progress)
-        copy_tensors(headers, models.tensors(), lambda share: progress(done + share * (1 - done)))
+        _fill(models, headers, cpu_weights, lambda share: progress(done + share * (1 - done)))
     except RuntimeError as error:
         if saved == 0 or not is_out_of_memory(error):
             raise
@@ -146,8 +149,36 @@ def _filled(
             f"the weights of {folder} do not fit into the memory of {device}: some of their codes are of a kind that no "
             "kernel reads, and are expanded; take a smaller model or a larger machine"
         ) from error
-    finish_linears(models.linears(), cpu_weights)
     return models
+
+
+def _fill(
+    models: ModelPair,
+    headers: Mapping[str, Header],
+    cpu_weights: CpuWeights,
+    progress: Callable[[float], None],
+) -> None:
+    """Copies what has no values yet, and brings each linear layer into its final format as soon as it is
+    read, so that a model in few bits is never dense as a whole. On a CPU memory counts once it is written."""
+    waiting: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for path, tensor in models.tensors().items():
+        waiting[id(tensor if tensor._base is None else tensor._base)][path] = tensor
+    total, done = sum(tensor.nbytes for own in waiting.values() for tensor in own.values()), 0
+
+    def copy(parameters: Mapping[str, torch.Tensor]) -> None:
+        nonlocal done
+        before, own = done, sum(tensor.nbytes for tensor in parameters.values())
+        copy_tensors(headers, parameters, lambda share: progress((before + share * own) / total))
+        done += own
+
+    dense = {id(linear.weight) for linear in models.linears() if isinstance(linear.stored, DenseWeight)}
+    for key in [key for key in waiting if key not in dense]:
+        copy(waiting.pop(key))
+    tried: dict[Kind, int | None] = {}
+    for linear in models.linears():
+        if isinstance(linear.stored, DenseWeight):
+            copy(waiting.pop(id(linear.weight), {}))  # a tied lm_head: the embedding
+        linear.finish(tried, cpu_weights)
 
 
 def _with_true_ties(found: Checkpoint) -> ModelSpec:

@@ -29,7 +29,7 @@ from headway.kernels.types._weights import IntegerCpuWeight
 
 GROUP, TILE = 32, 8  # inputs that share a scale; outputs that are computed together
 _LARGEST = {4: 15, 8: 127}  # codes
-_OUTPUTS_AT_ONCE = 4096  # rounded at a time: multiples of TILE
+_OUTPUTS_AT_ONCE = 256  # rounded at a time, for which caches have room: multiples of TILE
 _MIN_PRODUCTS = 1 << 17  # for each thread: starting it takes as long as so many
 _SOURCE = Path(__file__).with_name("integer_cpu_linear.c")
 
@@ -92,6 +92,13 @@ def integer_cpu_weight(
         for first in range(0, outputs, _OUTPUTS_AT_ONCE)
     ]
     return IntegerCpuWeight(torch.cat(tiles), bits, outputs, inputs)
+
+
+def integer_cpu_bytes(shape: tuple[int, int], *, bits: Literal[4, 8]) -> int:  # of [out, in]
+    """Returns the bytes of such a weight: codes, and a scale of each group, with a minimum beside 4 bits."""
+    outputs, inputs = shape
+    of_group = GROUP * bits // 8 + (4 if bits == 4 else 2)
+    return -(-outputs // TILE) * TILE * -(-inputs // GROUP) * of_group
 
 
 def _tiles_of(weight: torch.Tensor, bits: int) -> torch.Tensor:

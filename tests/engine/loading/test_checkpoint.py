@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from headway.engine.loading.checkpoint import load_model
 from headway.engine.loading.headers import parameter_counts
 from headway.engine.models.registry import FAMILY_OF
 from headway.engine.protocol.errors import ModelError
+from headway.kernels import has_integer_products
 
 INDEX = "model.safetensors.index.json"
 NORM = "model.norm.weight"
@@ -342,3 +345,54 @@ def test_a_model_too_large_for_memory_is_refused_with_the_sum(
     parts = [f"{4 * num_parameters / 1024:.1f} KiB", f"{num_parameters:,} parameters of 4 bytes", "on cpu"]
     assert [part for part in (str(folder), *parts) if part not in str(caught.value)] == []
     assert load_pair(folder, dtype="bfloat16").draft is not None
+
+
+needs_products = pytest.mark.skipif(
+    not has_integer_products(), reason="needs Linux, an x86 CPU with AVX2 and a compiler"
+)
+
+
+@needs_products
+def test_few_bits_and_the_largest_layer_must_fit_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = random_mimo(tmp_path, hidden_size=256, intermediate_size=512)
+    whole = load_pair(folder, cpu_weights="int4")
+    _, dense = parameter_counts(whole.outline())
+    of_linears = sum(linear.nbytes for linear in whole.outline().linears())  # none is tied
+    few_bits = sum(linear.nbytes for linear in whole.linears())
+    needed = dense - of_linears + few_bits + max(linear.nbytes for linear in whole.outline().linears())
+    assert needed < dense / 2
+    for available in (needed - 1, needed + whole.target.rotary_bytes):
+        monkeypatch.setattr(checkpoint, "available_bytes", lambda device, found=available: found)
+        if available < needed:
+            with pytest.raises(ModelError, match=r"are available on cpu"):
+                load_pair(folder, cpu_weights="int4")
+        else:
+            load_pair(folder, cpu_weights="int4")
+
+
+PEAK = """
+import resource, sys, torch
+from headway.engine.loading.checkpoint import make_dummy_model
+options = {"device": torch.device("cpu"), "dtype": "float32", "make_draft": None, "progress": lambda _: None}
+make_dummy_model(sys.argv[1], cpu_weights=sys.argv[2], **options)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@needs_products
+@pytest.mark.slow
+def test_a_model_of_few_bits_is_never_dense_as_a_whole(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "head_dim": 64, "rms_norm_eps": 1e-6,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 64, "tie_word_embeddings": False,
+        "vocab_size": 2000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    full, few_bits = (
+        int(subprocess.check_output([sys.executable, "-P", "-c", PEAK, str(tmp_path), kind]))
+        for kind in ("full", "int4")
+    )
+    dense = 4 * 8 * (3 * 4096 + 3 * 1024) * 1024
+    assert few_bits < full - dense / 2  # both with what the process itself takes

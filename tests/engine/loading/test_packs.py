@@ -29,9 +29,10 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from headway.engine.layers.group import ALONE, Group
+from headway.engine.layers.linear import Linear
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.layers.mtp_head import MtpHead
-from headway.engine.loading import checkpoint, packs, placing
+from headway.engine.loading import packs, placing
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.models.registry import FAMILY_OF, read_model_spec
 from headway.engine.protocol.errors import ModelError
@@ -79,7 +80,7 @@ def test_a_weight_may_be_expanded_in_pieces(
 @pytest.mark.parametrize("name", formats())
 def test_a_gpu_expands_as_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack, twin = mimo_packs(tmp_path, formats()[name]())
-    monkeypatch.setattr(checkpoint, "finish_linears", lambda *_: None)  # gives dense weights up
+    monkeypatch.setattr(Linear, "finish", lambda *_: None)  # gives dense weights up
     monkeypatch.setattr(placing, "keeps_codes", lambda _: False)
     found = parameters(pack, dtype="bfloat16", device=torch.device("cuda"))
     assert_equal({name: tensor.cpu() for name, tensor in found.items()}, parameters(twin, dtype="bfloat16"))
@@ -100,7 +101,7 @@ def test_values_are_rounded_to_the_dtype_of_config_json_first(
 ) -> None:
     """Whatever --dtype says: rounding once more is what the dense folder gets, too."""
     pack, twin = mimo_packs(tmp_path, packed)
-    monkeypatch.setattr(checkpoint, "finish_linears", lambda *_: None)  # gives dense weights up
+    monkeypatch.setattr(Linear, "finish", lambda *_: None)  # gives dense weights up
     found, stored = parameters(pack, dtype=dtype), load_file(twin / "model.safetensors")
     assert_equal(found, parameters(twin, dtype=dtype))
     assert_equal(found, {name: stored[name].to(getattr(torch, dtype)) for name in found})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import gguf
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from headway.kernels import (
     IntegerCpuWeight,
     NextNorm,
     has_integer_products,
+    integer_cpu_bytes,
     integer_cpu_weight,
     linear,
 )
@@ -142,6 +145,16 @@ def test_a_norm_after_the_addition_and_a_gate_are_those_of_the_twins(
         results.append((found, gated))
         assert torch.equal(found, results[0][0][own])
         assert torch.equal(gated, results[0][1][own])
+
+
+@needs_products
+@of_both
+@pytest.mark.parametrize("shape", [(8, 32), (13, 42), (4100, 64)])
+def test_the_bytes_of_a_weight_are_known_beforehand(shape: tuple[int, int], bits: Literal[4, 8]) -> None:
+    assert (
+        integer_cpu_bytes(shape, bits=bits)
+        == integer_cpu_weight(random_weight(*shape), bits=bits).tiles.nbytes
+    )
 
 
 @needs_products

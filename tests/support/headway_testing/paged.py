@@ -13,7 +13,7 @@ from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.checkpoint import load_model
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import FULL, MAX_DEPTH, Quantize
+from headway.engine.protocol.config import FULL, MAX_DEPTH, CpuWeights, Quantize
 from headway.engine.speculation.mtp import mtp_state
 from headway.engine.speculation.select import announced_head
 from headway.engine.state.pool import StatePool
@@ -26,7 +26,12 @@ def load(path: Path, *, dtype: str = "auto") -> CausalLM:
 
 
 def load_pair(
-    path: Path, *, dtype: str = "auto", with_draft_head: bool = True, quantize: Quantize = FULL
+    path: Path,
+    *,
+    dtype: str = "auto",
+    with_draft_head: bool = True,
+    quantize: Quantize = FULL,
+    cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
     """With the draft head that config.json announces."""
     return load_model(
@@ -36,6 +41,7 @@ def load_pair(
         make_draft=announced_head(read_model_spec(path)) if with_draft_head else None,
         progress=lambda _: None,
         quantize=quantize,
+        cpu_weights=cpu_weights,
     )
 
 
