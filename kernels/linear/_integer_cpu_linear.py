@@ -28,8 +28,7 @@ from headway.kernels.types._epilogue import PLAIN, Epilogue
 from headway.kernels.types._weights import IntegerCpuWeight
 
 GROUP, TILE = 32, 8  # inputs that share a scale; outputs that are computed together
-_LARGEST = {4: 15, 8: 127}  # codes
-_OUTPUTS_AT_ONCE = 256  # rounded at a time, for which caches have room: multiples of TILE
+_BYTES = {4: 2 + 2 + GROUP // 2, 8: 2 + GROUP}  # of an output's group: scale, minimum, codes
 _MIN_PRODUCTS = 1 << 17  # for each thread: starting it takes as long as so many
 _SOURCE = Path(__file__).with_name("integer_cpu_linear.c")
 
@@ -85,43 +84,21 @@ def integer_cpu_weight(
     *,
     bits: Literal[4, 8],
 ) -> IntegerCpuWeight:
-    """Returns the weight, rounded to the nearest codes, in the order of the kernel."""
+    """Returns the weight, rounded to the nearest codes, in the order of the kernel. Where
+    `has_integer_products`."""
+    assert weight.is_contiguous()
+    library = _library()
+    assert library is not None, "nothing multiplies by such a weight here"
     outputs, inputs = weight.shape
-    tiles = [
-        _tiles_of(weight[first : first + _OUTPUTS_AT_ONCE], bits)
-        for first in range(0, outputs, _OUTPUTS_AT_ONCE)
-    ]
-    return IntegerCpuWeight(torch.cat(tiles), bits, outputs, inputs)
+    tiles = torch.empty(-(-outputs // TILE), -(-inputs // GROUP), TILE * _BYTES[bits], dtype=torch.uint8)
+    library.round_weight(weight.data_ptr(), outputs, inputs, bits, tiles.data_ptr(), torch.get_num_threads())
+    return IntegerCpuWeight(tiles, bits, outputs, inputs)
 
 
 def integer_cpu_bytes(shape: tuple[int, int], *, bits: Literal[4, 8]) -> int:  # of [out, in]
     """Returns the bytes of such a weight: codes, and a scale of each group, with a minimum beside 4 bits."""
     outputs, inputs = shape
-    of_group = GROUP * bits // 8 + (4 if bits == 4 else 2)
-    return -(-outputs // TILE) * TILE * -(-inputs // GROUP) * of_group
-
-
-def _tiles_of(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Returns [tiles, groups, bytes of a tile's group] uint8."""
-    outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -inputs % GROUP, 0, -outputs % TILE))
-    groups = padded.view(len(padded) // TILE, TILE, -1, GROUP)
-    if bits == 4:
-        minimums = groups.amin(3).half()
-        scales = ((groups.amax(3) - groups.amin(3)) / _LARGEST[4]).half()
-        shifted = groups - minimums.float()[..., None]
-        halves = [scales, minimums]
-    else:
-        scales = (groups.abs().amax(3) / _LARGEST[8]).half()
-        shifted, halves = groups, [scales]
-    steps = scales.float().masked_fill(scales == 0, torch.inf)[..., None]
-    codes = (shifted / steps).round_().clamp_(0 if bits == 4 else -127, _LARGEST[bits]).to(torch.int8)
-    # [tiles, output, groups, vector, input of 4] -> [tiles, groups, vector, output, input of 4]
-    vectors = codes.view(*codes.shape[:3], -1, 4).permute(0, 2, 3, 1, 4)
-    if bits == 4:
-        vectors = vectors[:, :, 0::2] | vectors[:, :, 1::2] << 4
-    parts = [half.transpose(1, 2).contiguous().view(torch.uint8) for half in halves]
-    return torch.cat([*parts, vectors.flatten(2).contiguous().view(torch.uint8)], 2)
+    return -(-outputs // TILE) * TILE * -(-inputs // GROUP) * _BYTES[bits]
 
 
 @cache
@@ -133,4 +110,6 @@ def _library() -> ctypes.CDLL | None:
             pointer, size, size, size, pointer, size, number, pointer, number,
             pointer, pointer, pointer, pointer, ctypes.c_float, ctypes.c_float,
         )  # fmt: skip
+        library.round_weight.argtypes = (pointer, size, size, number, pointer, number)
+        library.round_weight.restype = None
     return library

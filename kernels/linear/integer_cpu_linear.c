@@ -43,6 +43,11 @@ typedef struct {
     const Epilogue *epilogue;
 } Product;
 
+/* Of a tile's group. */
+static ptrdiff_t group_bytes(int bits) {
+    return bits == 4 ? 2 * HALVES_BYTES + VECTORS / 2 * VECTOR_BYTES : HALVES_BYTES + VECTORS * VECTOR_BYTES;
+}
+
 static ptrdiff_t groups_of(const Product *p) { return (p->num_inputs + GROUP - 1) / GROUP; }
 
 /* Of the calling thread; the runtime may start fewer threads than were wanted. */
@@ -175,7 +180,7 @@ static inline __attribute__((always_inline)) const uint8_t *multiply_rows(
 
 static inline __attribute__((always_inline)) void multiply_tiles(
     const Product *p, ptrdiff_t first_tile, ptrdiff_t last_tile, const int bits) {
-    ptrdiff_t tile_bytes = groups_of(p) * (bits == 4 ? 2 * HALVES_BYTES + 4 * VECTOR_BYTES : HALVES_BYTES + 8 * VECTOR_BYTES);
+    ptrdiff_t tile_bytes = groups_of(p) * group_bytes(bits);
     for (ptrdiff_t index = first_tile; index < last_tile; index++) {
         const uint8_t *tile = p->tiles + index * tile_bytes;
         ptrdiff_t row = 0, output = index * OUTPUTS;
@@ -269,4 +274,73 @@ int multiply(const float *x, ptrdiff_t rows, ptrdiff_t num_inputs, ptrdiff_t x_s
     if (bias != NULL || result != NULL) run(finish_share, &p, rows < 4 * threads ? 1 : threads);
     free(p.inputs);
     return 0;
+}
+
+typedef struct {
+    const float *weight; /* [num_outputs, num_inputs] */
+    ptrdiff_t num_outputs, num_inputs;
+    int bits;
+    uint8_t *tiles;
+} Rounding;
+
+static inline void round_output(const float *values, int bits, uint8_t *tile, int output) {
+    __m256 parts[GROUP / LANES], least = _mm256_loadu_ps(values), largest = least;
+    for (int i = 0; i < GROUP / LANES; i++) {
+        parts[i] = _mm256_loadu_ps(values + i * LANES);
+        least = _mm256_min_ps(least, parts[i]);
+        largest = _mm256_max_ps(largest, parts[i]);
+    }
+    float low[LANES], high[LANES];
+    _mm256_storeu_ps(low, least);
+    _mm256_storeu_ps(high, largest);
+    for (int lane = 1; lane < LANES; lane++) {
+        low[0] = low[lane] < low[0] ? low[lane] : low[0];
+        high[0] = high[lane] > high[0] ? high[lane] : high[0];
+    }
+    float whole = bits == 4 ? (high[0] - low[0]) / 15 : fmaxf(fabsf(low[0]), fabsf(high[0])) / 127;
+    uint16_t scale = _cvtss_sh(whole, _MM_FROUND_TO_NEAREST_INT), minimum = 0;
+    memcpy(tile + 2 * output, &scale, sizeof scale);
+    if (bits == 4) {
+        minimum = _cvtss_sh(low[0], _MM_FROUND_TO_NEAREST_INT);
+        memcpy(tile + HALVES_BYTES + 2 * output, &minimum, sizeof minimum);
+    }
+    float step = _cvtsh_ss(scale);
+    __m256 steps = _mm256_set1_ps(step == 0 ? INFINITY : step), shift = _mm256_set1_ps(_cvtsh_ss(minimum));
+    __m256 first = _mm256_set1_ps(bits == 4 ? 0 : -127), last = _mm256_set1_ps(bits == 4 ? 15 : 127);
+    int32_t codes[GROUP];
+    for (int i = 0; i < GROUP / LANES; i++) {
+        __m256 code = _mm256_div_ps(_mm256_sub_ps(parts[i], shift), steps);
+        code = _mm256_round_ps(code, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        code = _mm256_min_ps(_mm256_max_ps(code, first), last);
+        _mm256_storeu_si256((__m256i *)(codes + i * LANES), _mm256_cvtps_epi32(code));
+    }
+    uint8_t *to = tile + (bits == 4 ? 2 : 1) * HALVES_BYTES + 4 * output;
+    for (int vector = 0; vector < VECTORS; vector += bits == 4 ? 2 : 1, to += VECTOR_BYTES)
+        for (int i = 0; i < 4; i++) {
+            int32_t code = codes[4 * vector + i];
+            to[i] = (uint8_t)(bits == 4 ? code | codes[4 * vector + 4 + i] << 4 : code);
+        }
+}
+
+static void round_tiles(void *given) {
+    const Rounding *r = given;
+    ptrdiff_t groups = (r->num_inputs + GROUP - 1) / GROUP, index, last;
+    for (share_of((r->num_outputs + OUTPUTS - 1) / OUTPUTS, &index, &last); index < last; index++)
+        for (ptrdiff_t group = 0; group < groups; group++) {
+            uint8_t *tile = r->tiles + (index * groups + group) * group_bytes(r->bits);
+            ptrdiff_t left = r->num_inputs - group * GROUP, count = left < GROUP ? left : GROUP;
+            for (int output = 0; output < OUTPUTS; output++) {
+                float values[GROUP] = {0};
+                ptrdiff_t row = index * OUTPUTS + output;
+                if (row < r->num_outputs)
+                    memcpy(values, r->weight + row * r->num_inputs + group * GROUP, (size_t)count * sizeof(float));
+                round_output(values, r->bits, tile, output);
+            }
+        }
+}
+
+/* Rounds a weight, [num_outputs, num_inputs], to the nearest codes. */
+void round_weight(const float *weight, ptrdiff_t num_outputs, ptrdiff_t num_inputs, int bits, uint8_t *tiles, int threads) {
+    Rounding r = {weight, num_outputs, num_inputs, bits, tiles};
+    run(round_tiles, &r, num_outputs * num_inputs < 1 << 16 ? 1 : threads);
 }
