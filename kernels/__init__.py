@@ -30,6 +30,7 @@ from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
+from headway.kernels.experts._integer_cpu_experts import integer_cpu_expert_weights
 from headway.kernels.experts._packed_expert import pack_expert
 from headway.kernels.experts.api import expert_results, tokens_of_each_kernel
 from headway.kernels.experts.choose_experts import choose_experts
@@ -96,7 +97,13 @@ from headway.kernels.transfer.stream_read import stream_read
 from headway.kernels.types._deferred_norm import DeferredNorm
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 from headway.kernels.types._epilogue import Activation, Epilogue, GateActivation, NextNorm
-from headway.kernels.types._experts import ExpertChoice, ExpertMatrix, ExpertRule, ExpertWeights
+from headway.kernels.types._experts import (
+    ExpertChoice,
+    ExpertMatrix,
+    ExpertRule,
+    ExpertWeights,
+    IntegerCpuExperts,
+)
 from headway.kernels.types._head_norms import HeadNorms
 from headway.kernels.types._int4_packing import pack_nibbles
 from headway.kernels.types._predictions import Predictions
@@ -135,6 +142,7 @@ __all__ = [
     "GateActivation",
     "HeadNorms",
     "Int4ScreenedWeight",
+    "IntegerCpuExperts",
     "IntegerCpuWeight",
     "LogitsProcessorState",
     "NextNorm",
@@ -186,6 +194,7 @@ __all__ = [
     "has_integer_products",
     "has_order",
     "integer_cpu_bytes",
+    "integer_cpu_expert_weights",
     "integer_cpu_weight",
     "is_split_kv",
     "keep_sums_whole",

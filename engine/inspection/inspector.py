@@ -19,7 +19,6 @@ from headway.engine.inspection.device import Device, find_device
 from headway.engine.inspection.head import head_by_names, head_of_checkpoint, head_without_tensors
 from headway.engine.inspection.memory import Sizes, size_up
 from headway.engine.inspection.problems import Problems
-from headway.engine.layers.linear import saved_by_integers
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import drawn_headers
@@ -181,7 +180,7 @@ def _served_model(
         return _Model(found, outline, Sizes())
     # Ranks that cannot share the model are a problem by now.
     share = outline if problems.first else outline.outline(group_of(config.tensor_parallel_size))
-    saved = saved_by_integers(share.linears(), config.cpu_weights) if place.type == "cpu" else 0
+    saved = share.saved_by_integers(config.cpu_weights) if place.type == "cpu" else 0
     if device.reads_codes and outline.target.dtype == torch.bfloat16:
         kept = {path: tensor for path, tensor in share.tensors().items() if path in headers}
         headers = headers if problems.first else shared(headers, kept, spec, share.target.group)

@@ -7,28 +7,36 @@ its experts' results are added in the order of its choices, the shared expert's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
+from typing import Literal
 
 import torch
 
 from headway.engine.layers.group import ALONE
-from headway.engine.layers.linear import Linear
+from headway.engine.layers.linear import ROUTER, Linear
 from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import RoutedExperts, Work
 from headway.engine.models.spec import ExpertsSpec
+from headway.engine.protocol.config import CpuWeights
 from headway.kernels import (
     ExpertMatrix,
     ExpertRule,
     ExpertWeights,
+    IntegerCpuExperts,
+    can_be_integers,
     choose_experts,
     expert_results,
+    integer_cpu_bytes,
+    integer_cpu_expert_weights,
     sum_experts,
     tokens_of_each_kernel,
 )
+
+BITS: Mapping[CpuWeights, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
 class Experts:
@@ -41,7 +49,7 @@ class Experts:
 
     def __init__(self, spec: ExpertsSpec, hidden_size: int, place: Placement) -> None:
         self._spec, self._group = spec, place.group
-        outputs = {"feed_forward.router": spec.num_experts}
+        outputs = {ROUTER: spec.num_experts}
         if spec.has_shared_expert:
             outputs["feed_forward.shared_gate"] = 1
         self._router = replace(place, group=ALONE).linear(outputs, hidden_size)
@@ -49,8 +57,10 @@ class Experts:
         count, inner = sum(outputs.values()), spec.intermediate_size
         own_inner = place.share(inner, "outputs of each expert's gate")
         own_hidden = place.share(hidden_size, "outputs of each expert")
-        self._gate_up = ExpertMatrix(place.empty_weight(count, 2 * own_inner, hidden_size))
-        self._down = ExpertMatrix(place.empty_weight(count, own_hidden, inner))
+        gate_up = place.empty_weight(count, 2 * own_inner, hidden_size)
+        self._gate_up: ExpertMatrix | IntegerCpuExperts = ExpertMatrix(gate_up)
+        down = place.empty_weight(count, own_hidden, inner)
+        self._down: ExpertMatrix | IntegerCpuExperts = ExpertMatrix(down)
 
     @property
     def weights(self) -> ExpertWeights:
@@ -61,28 +71,42 @@ class Experts:
         """From now on the layer multiplies by these weights; those before are given up."""
         self._gate_up, self._down = weights
 
+    def finish(self, cpu_weights: CpuWeights) -> None:
+        """Brings dense weights into their format on a CPU, as `Linear.finish` does."""
+        if cpu_weights != "full":
+            self._gate_up = _few_bits(self._gate_up, cpu_weights)
+            self._down = _few_bits(self._down, cpu_weights)
+
+    def saved_bytes(self, cpu_weights: CpuWeights) -> int:
+        """Returns the bytes that `finish` gives back."""
+        if cpu_weights == "full":
+            return 0
+        bits = BITS[cpu_weights]
+        return sum(
+            matrix.nbytes - matrix.shape[0] * integer_cpu_bytes(matrix.shape[1:], bits=bits)
+            for matrix in self.weights
+        )
+
     @property
     def is_quantized(self) -> bool:
         """Returns whether a weight is codes."""
-        return any(matrix.factors is not None for matrix in self.weights)
+        return any(matrix.dense is None for matrix in self.weights)
 
     @property
     def nbytes(self) -> int:
         """Returns the bytes of the weights in their formats."""
-        parts = (part for matrix in self.weights for part in (matrix.values, matrix.factors))
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(matrix.nbytes for matrix in self.weights)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See DecoderLayer. Of weights that are codes there are none."""
         count, own = self._spec.num_experts, self._router.tensors()
-        if self._gate_up.factors is None:
-            gate_up = self._gate_up.values
+        gate_up, down = self._gate_up.dense, self._down.dense
+        if gate_up is not None:
             own["feed_forward.experts.gate_up"] = gate_up[:count]
             if self._spec.has_shared_expert:
                 gate, up = gate_up[count].chunk(2)
                 own["feed_forward.shared.gate.weight"], own["feed_forward.shared.up.weight"] = gate, up
-        if self._down.factors is None:
-            down = self._down.values
+        if down is not None:
             own["feed_forward.experts.down"] = down[:count]
             if self._spec.has_shared_expert:
                 own["feed_forward.shared.down.weight"] = down[count]
@@ -138,6 +162,14 @@ class Experts:
             expert_results(
                 x, choice, weights, self._spec.activation, gather=lambda inner: inner.repeat(1, num_ranks)
             )
+
+
+def _few_bits(
+    matrix: ExpertMatrix | IntegerCpuExperts, cpu_weights: CpuWeights
+) -> ExpertMatrix | IntegerCpuExperts:
+    if matrix.dense is None or not can_be_integers(matrix.dense):
+        return matrix
+    return integer_cpu_expert_weights(matrix.dense, bits=BITS[cpu_weights])
 
 
 def compile_experts(layers: Iterable[Experts], most_tokens: int) -> None:

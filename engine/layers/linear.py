@@ -40,6 +40,7 @@ from headway.kernels import (
     rows_of_each_kernel,
 )
 
+ROUTER = "feed_forward.router"  # the path of its outputs
 Kind = tuple[tuple[int, int], bool]  # the shape of a weight, and whether there is a bias
 
 
@@ -158,7 +159,7 @@ class Linear:
         """
         if self.is_quantized:
             return
-        if cpu_weights != "full" and can_be_integers(self.weight):
+        if not self._stays_full(cpu_weights) and can_be_integers(self.weight):
             self.store(integer_cpu_weight(self.weight, bits=self._integer_bits(cpu_weights)))
             return
         if not can_be_packed(self.weight):
@@ -169,12 +170,18 @@ class Linear:
         if least_rows is not None:
             self.store(pack_weight(self.weight, least_rows=least_rows))
 
+    def _stays_full(self, cpu_weights: CpuWeights) -> bool:
+        """The choice of experts loses much by rounding and takes little."""
+        return cpu_weights == "full" or ROUTER in self._outputs
+
     def _integer_bits(self, cpu_weights: CpuWeights) -> Literal[4, 8]:
         return 4 if cpu_weights == "int4" and not self.is_lm_head else 8
 
     def saved_bytes(self, cpu_weights: CpuWeights) -> int:
         """Returns the bytes that the integers of `finish` take less than the dense weight, which a tied
         lm_head leaves to the embedding."""
+        if self._stays_full(cpu_weights):
+            return 0
         dense = self.nbytes if self._outputs else 0
         return dense - integer_cpu_bytes(self.shape, bits=self._integer_bits(cpu_weights))
 
@@ -230,15 +237,6 @@ def compile_linears(linears: Iterable[Linear], most_rows: int) -> None:
                 layer.gated(Activation(x), "silu")
             else:
                 layer(x)
-
-
-def saved_by_integers(linears: Iterable[Linear], cpu_weights: CpuWeights) -> int:
-    """Returns the bytes that linear layers take less than dense ones when each is brought into its format as
-    soon as it is loaded: the largest is dense until then. linears: also without memory."""
-    layers = list(linears)
-    if cpu_weights == "full" or not layers:
-        return 0
-    return sum(layer.saved_bytes(cpu_weights) for layer in layers) - max(layer.nbytes for layer in layers)
 
 
 def finish_linears(linears: Iterable[Linear], cpu_weights: CpuWeights = "full") -> None:

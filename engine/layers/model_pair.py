@@ -16,7 +16,7 @@ from headway.engine.layers.norm import RMSNorm
 from headway.engine.layers.placement import Placement
 from headway.engine.layers.work import Work
 from headway.engine.models.spec import ModelSpec
-from headway.engine.protocol.config import DraftLayers, DraftLmHead
+from headway.engine.protocol.config import CpuWeights, DraftLayers, DraftLmHead
 from headway.engine.state.specs import StateSpec
 
 
@@ -113,6 +113,13 @@ class ModelPair:
         yield from self.target.experts()
         if self.draft is not None:
             yield from self.draft.experts()
+
+    def saved_by_integers(self, cpu_weights: CpuWeights) -> int:
+        """Returns the bytes that all weights take less than dense ones on a CPU when those of each layer are
+        brought into their format as soon as they are loaded: the largest are dense until then."""
+        layers: list[Linear | Experts] = [*self.linears(), *self.experts()]
+        saved = sum(layer.saved_bytes(cpu_weights) for layer in layers)
+        return max(saved - max(layer.nbytes for layer in layers), 0)
 
     @property
     def active_weights(self) -> int:

@@ -16,7 +16,7 @@ from zlib import crc32
 import torch
 
 from headway.engine.layers.group import ALONE, Group
-from headway.engine.layers.linear import Kind, saved_by_integers
+from headway.engine.layers.linear import Kind
 from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.files import DTYPES, Header
@@ -136,7 +136,7 @@ def _filled(
     headers = shared({**headers, **quantized}, own.tensors(), target.spec, group)
     place = Placement(device, target.dtype, group=group, defers_weights=True)
     saved = most_saved_bytes(headers.values()) if keeps_codes(place) else 0
-    narrow = saved_by_integers(own.linears(), cpu_weights)
+    narrow = own.saved_by_integers(cpu_weights)
     check_memory(folder, own, available_bytes(device), device, saved_bytes=saved + narrow)
     models = whole.placed(place)
     try:
@@ -172,6 +172,7 @@ def _fill(
         done += own
 
     dense = {id(linear.weight) for linear in models.linears() if isinstance(linear.stored, DenseWeight)}
+    dense |= {id(matrix.dense) for experts in models.experts() for matrix in experts.weights}
     for key in [key for key in waiting if key not in dense]:
         copy(waiting.pop(key))
     tried: dict[Kind, int | None] = {}
@@ -179,6 +180,10 @@ def _fill(
         if isinstance(linear.stored, DenseWeight):
             copy(waiting.pop(id(linear.weight), {}))  # a tied lm_head: the embedding
         linear.finish(tried, cpu_weights)
+    for experts in models.experts():
+        for key in [id(matrix.dense) for matrix in experts.weights]:
+            copy(waiting.pop(key, {}))
+        experts.finish(cpu_weights)
 
 
 def _with_true_ties(found: Checkpoint) -> ModelSpec:

@@ -55,12 +55,14 @@ def place_weights(
             progress(done / total)
     for experts in models.experts():
         placed = []
-        for dense in experts.weights:
-            coded = _coded_experts([headers.get(path) for path in paths[id(dense.values)]], place)
+        for matrix in experts.weights:
+            dense = matrix.dense
+            assert dense is not None, "nothing is loaded yet"
+            coded = _coded_experts([headers.get(path) for path in paths[id(dense)]], place)
             if coded is None:
-                coded = ExpertMatrix(torch.empty_like(dense.values, device=place.device))
+                coded = ExpertMatrix(torch.empty_like(dense, device=place.device))
             else:
-                done += dense.values.numel()
+                done += dense.numel()
                 progress(done / total)
             placed.append(coded)
         experts.store(ExpertWeights(*placed))

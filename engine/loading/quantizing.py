@@ -97,7 +97,7 @@ def _check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
 
 def _weights(models: ModelPair) -> dict[str, torch.Size]:
     bases = {id(linear.weight) for linear in models.linears()}
-    bases |= {id(matrix.values) for experts in models.experts() for matrix in experts.weights}
+    bases |= {id(matrix.dense) for experts in models.experts() for matrix in experts.weights}
     return {
         path: tensor.shape
         for path, tensor in models.tensors().items()

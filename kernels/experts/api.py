@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 
 from headway.kernels.experts._expert_tiles import tile_of
+from headway.kernels.experts._integer_cpu_experts import integer_cpu_experts
 from headway.kernels.experts._pair_blocks import arrange_pairs, sizes_of_blocks
 from headway.kernels.experts.expert_linear import expert_linear
 from headway.kernels.runtime._triton import takes_triton
 from headway.kernels.types._epilogue import GateActivation
-from headway.kernels.types._experts import ExpertChoice, ExpertWeights
+from headway.kernels.types._experts import ExpertChoice, ExpertMatrix, ExpertWeights, IntegerCpuExperts
 
 
 def expert_results(
@@ -30,8 +31,15 @@ def expert_results(
     the same to the last bit among any other tokens. `sum_experts` and `add_rms_norm` add them.
     """
     blocks = arrange_pairs(choice.ids, weights.gate_up.shape[0]) if takes_triton(x) else None
-    inner = expert_linear(x, weights.gate_up, choice.ids, gate=activation, blocks=blocks)
-    return expert_linear(gather(inner), weights.down, choice.ids, blocks=blocks)
+
+    def product(
+        x: torch.Tensor, weight: ExpertMatrix | IntegerCpuExperts, gate: GateActivation | None
+    ) -> torch.Tensor:
+        if isinstance(weight, IntegerCpuExperts):
+            return integer_cpu_experts(x, weight, choice.ids, gate=gate)
+        return expert_linear(x, weight, choice.ids, gate=gate, blocks=blocks)
+
+    return product(gather(product(x, weights.gate_up, activation)), weights.down, None)
 
 
 def tokens_of_each_kernel(
@@ -48,7 +56,9 @@ def tokens_of_each_kernel(
     for tokens in range(1, most_tokens + 1):
         rows, num_blocks, chunk = sizes_of_blocks(tokens, num_slots, weights.gate_up.shape[0])
         tiles = (
-            tile_of(rows, num_blocks, weight, x, is_gated=weight is weights.gate_up) for weight in weights
+            tile_of(rows, num_blocks, weight, x, is_gated=weight is weights.gate_up)
+            for weight in weights
+            if isinstance(weight, ExpertMatrix)
         )
         fewest.setdefault((rows, chunk, *tiles), tokens)
     return list(fewest.values())

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from headway.kernels.types._weights import IntegerCpuWeight
+
 GROUP = 128  # inputs that share the scale of an output
 # Scales of float8 are kept that many times larger: then a code's bits, put where bfloat16 has exponent and
 # mantissa, are the code's value by that power less. Integers are put into the mantissa of CODE_SHIFT.
@@ -54,12 +56,43 @@ class ExpertMatrix(NamedTuple):
         experts, outputs, stored = self.values.shape
         return experts, outputs, stored * 16 // self.bits
 
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.factors is None else self.factors.nbytes)
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """Returns the weights as they are, [experts, outputs, inputs]; None for codes."""
+        return self.values if self.factors is None else None
+
+
+class IntegerCpuExperts(NamedTuple):
+    """The weights of one product, of all experts, for `integer_cpu_linear`."""
+
+    experts: tuple[IntegerCpuWeight, ...]  # of one shape and number of bits
+    dense: None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Returns (experts, outputs, inputs)."""
+        return len(self.experts), self.experts[0].num_outputs, self.experts[0].num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.tiles.nbytes for weight in self.experts)
+
+    @property
+    def bits(self) -> int:
+        return self.experts[0].bits
+
 
 class ExpertWeights(NamedTuple):
     """The weights of all experts of a feed-forward."""
 
-    gate_up: ExpertMatrix  # [experts, 2 * inner, hidden]: of an expert all gates, then all of up
-    down: ExpertMatrix  # [experts, hidden, inner]
+    gate_up: (
+        ExpertMatrix | IntegerCpuExperts
+    )  # [experts, 2 * inner, hidden]: of an expert all gates, then all of up
+    down: ExpertMatrix | IntegerCpuExperts  # [experts, hidden, inner]
 
 
 class PairBlocks(NamedTuple):

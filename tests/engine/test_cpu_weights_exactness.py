@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from headway_testing.eagle import constructed_eagle
 from headway_testing.exactness import Case, generate_with
+from headway_testing.hybrid import constructed_hybrid
 from headway_testing.local import LocalEngine
 
 from headway.engine import build as assembly
@@ -18,7 +19,7 @@ from headway.engine.layers.model_pair import ModelPair
 from headway.engine.protocol.config import CpuWeights, EngineConfig
 from headway.engine.protocol.logprobs import TokenLogprobs
 from headway.engine.protocol.sampling_params import SamplingParams
-from headway.kernels import IntegerCpuWeight, has_integer_products
+from headway.kernels import IntegerCpuExperts, IntegerCpuWeight, has_integer_products
 
 pytestmark = pytest.mark.skipif(
     not has_integer_products(), reason="needs Linux, an x86 CPU with AVX2 and a compiler"
@@ -137,3 +138,24 @@ def test_a_drafter_in_a_folder_is_of_few_bits_too(is_itself: bool, tmp_path: Pat
     assert drafted == LocalEngine(config_of(model_path=str(model), depth=0)).generate(range(9), max_tokens=30)
     output = engine.outputs[0]
     assert output.num_accepted == output.num_drafted > 0
+
+
+def test_experts_are_of_few_bits_and_no_depth_changes_their_text(tmp_path: Path) -> None:
+    path = str(constructed_hybrid(tmp_path, noise=0.1, architecture="Qwen3_5MoeForCausalLM"))
+    prompts = [
+        Case(
+            tuple(range(1 + seed, 40 + 9 * seed)),
+            MAX_TOKENS,
+            SamplingParams(temperature=0.8 * (seed % 2), seed=seed),
+        )
+        for seed in range(6)
+    ]
+    alone = LocalEngine(config_of(model_path=path, depth=0, threads=1, prefix_caching=False))
+    layers = list(alone.engine.runner.model.experts())
+    assert layers
+    assert all(isinstance(matrix, IntegerCpuExperts) for layer in layers for matrix in layer.weights)
+    plain = [answers(alone, [case])[0] for case in prompts]
+    for changes in ({"depth": 3}, {"depth": 2, "drafter": "ngram", "threads": 2, "prefill_chunk": 64}):
+        engine = LocalEngine(config_of(model_path=path, **changes))
+        assert answers(engine, prompts) == plain
+        assert engine.engine.scheduler.snapshot().num_accepted_tokens > 0

@@ -16,7 +16,8 @@ from headway.engine.layers.placement import Placement
 from headway.engine.layers.stream import ResidualStream
 from headway.engine.layers.work import RoutedExperts
 from headway.engine.models.spec import ExpertsSpec, NormSpec
-from headway.kernels import ExpertMatrix, ExpertWeights
+from headway.engine.protocol.config import CpuWeights
+from headway.kernels import ExpertMatrix, ExpertWeights, has_integer_products
 
 HIDDEN, INNER, EXPERTS = 48, 24, 7
 SPECS = {
@@ -82,6 +83,25 @@ def test_a_tokens_result_is_bitwise_the_same_among_any_others(spec: ExpertsSpec,
     for count in (2, 3, 7, 16, 17, 63, 64):
         assert torch.equal(added(layer, x[:count]), alone[:count]), count
     assert torch.equal(added(layer, x.flip(0)).flip(0), alone)
+
+
+@pytest.mark.skipif(not has_integer_products(), reason="needs Linux, an x86 CPU with AVX2 and a compiler")
+@pytest.mark.parametrize(("kind", "most_off"), [("int8", 0.02), ("int4", 0.2)])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_experts_of_few_bits_compute_nearly_the_same_and_alone_what_they_do_among_others(
+    spec: ExpertsSpec, kind: CpuWeights, most_off: float
+) -> None:
+    layer = layer_of(spec, torch.float32)
+    x = torch.randn(64, HIDDEN, generator=torch.Generator().manual_seed(1))
+    exact, nbytes, saved = added(layer, x), layer.nbytes, layer.saved_bytes(kind)
+    layer.finish(kind)
+    assert nbytes - layer.nbytes == saved > 0
+    assert all("router" in path or "shared_gate" in path for path in layer.tensors())
+    found = added(layer, x)
+    assert 0 < float((found - exact).norm() / exact.norm()) < most_off
+    for count in (1, 2, 3, 7, 16, 17):
+        assert torch.equal(added(layer, x[:count]), found[:count]), count
+    assert torch.equal(added(layer, x.flip(0)).flip(0), found)
 
 
 def test_the_work_counts_the_experts_of_a_token() -> None:
