@@ -57,6 +57,7 @@ from headway.engine.protocol.inspection import (
 from headway.engine.protocol.logs import collected_warnings
 from headway.engine.resolve import announced, resolve
 from headway.engine.speculation.select import announced_head
+from headway.kernels import has_integer_products
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,9 @@ def _served_model(
         return _Model(found, outline, Sizes())
     # Ranks that cannot share the model are a problem by now.
     share = outline if problems.first else outline.outline(group_of(config.tensor_parallel_size))
-    saved = share.saved_by_integers(config.cpu_weights) if place.type == "cpu" else 0
+    saved = 0
+    if place.type == "cpu" and config.cpu_weights != "full" and has_integer_products():
+        saved = share.saved_by_integers(config.cpu_weights)
     if device.reads_codes and outline.target.dtype == torch.bfloat16:
         kept = {path: tensor for path, tensor in share.tensors().items() if path in headers}
         headers = headers if problems.first else shared(headers, kept, spec, share.target.group)

@@ -42,7 +42,7 @@ def size_up(
 ) -> Sizes:
     """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
     outline: on the device meta, of the context that is loaded, and of one rank. problems: gets the first that
-    is found. saved_bytes: that weights take less than the outline's, because they stay codes."""
+    is found. saved_bytes: that weights take less than the outline's, as codes."""
     warn_without_head(config, has_head=outline.draft is not None)
     available = device.bytes_of_rank(config.tensor_parallel_size)
     with problems.noted():

@@ -70,7 +70,7 @@ class CausalLM:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in
-        parts, which are views. When weights are packed or change their format, this can be called no more."""
+        parts, which are views. Weights that are packed or have changed their format are none any more."""
         named = {"embedding": self.embedding, "final_norm": self.final_norm.weight}
         for index, layer in enumerate(self.layers):
             named |= layer.tensors(f"layers.{index}.")

@@ -97,6 +97,11 @@ class Experts:
         """Returns the bytes of the weights in their formats."""
         return sum(matrix.nbytes for matrix in self.weights)
 
+    @property
+    def own_bytes(self) -> int:
+        """See Linear."""
+        return self.nbytes
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """See DecoderLayer. Of weights that are codes there are none."""
         count, own = self._spec.num_experts, self._router.tensors()

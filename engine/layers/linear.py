@@ -91,6 +91,11 @@ class Linear:
         return _nbytes_of(self._stored)
 
     @property
+    def own_bytes(self) -> int:
+        """Returns the bytes of the weight, 0 for a tied lm_head, whose weight is the embedding's."""
+        return self.nbytes if self._outputs else 0
+
+    @property
     def kind(self) -> Kind:
         """Returns what decides about the kernels of layers of one format."""
         return self.shape, self.bias is not None
@@ -182,8 +187,7 @@ class Linear:
         lm_head leaves to the embedding."""
         if self._stays_full(cpu_weights):
             return 0
-        dense = self.nbytes if self._outputs else 0
-        return dense - integer_cpu_bytes(self.shape, bits=self._integer_bits(cpu_weights))
+        return self.own_bytes - integer_cpu_bytes(self.shape, bits=self._integer_bits(cpu_weights))
 
     def has_order(self, device: torch.device) -> bool:
         """Returns whether a row's result is the same among any number of others on that device, or can be, by

@@ -119,7 +119,7 @@ class ModelPair:
         brought into their format as soon as they are loaded: the largest are dense until then."""
         layers: list[Linear | Experts] = [*self.linears(), *self.experts()]
         saved = sum(layer.saved_bytes(cpu_weights) for layer in layers)
-        return max(saved - max(layer.nbytes for layer in layers), 0)
+        return max(saved - max(layer.own_bytes for layer in layers), 0)
 
     @property
     def active_weights(self) -> int:

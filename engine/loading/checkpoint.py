@@ -40,7 +40,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import FULL, CpuWeights, Quantize
 from headway.engine.protocol.errors import ModelError
-from headway.engine.state.memory import available_bytes, is_out_of_memory
+from headway.engine.state.memory import available_bytes, is_out_of_memory, return_freed_memory
 from headway.kernels import DenseWeight
 
 DUMMY_STANDARD_DEVIATION = 0.02
@@ -138,6 +138,8 @@ def _filled(
     saved = most_saved_bytes(headers.values()) if keeps_codes(place) else 0
     narrow = own.saved_by_integers(cpu_weights)
     check_memory(folder, own, available_bytes(device), device, saved_bytes=saved + narrow)
+    if device.type == "cpu":
+        return_freed_memory()
     models = whole.placed(place)
     try:
         done = place_weights(models, headers, place, progress)
@@ -158,11 +160,10 @@ def _fill(
     cpu_weights: CpuWeights,
     progress: Callable[[float], None],
 ) -> None:
-    """Copies what has no values yet, and brings each linear layer into its final format as soon as it is
-    read, so that a model in few bits is never dense as a whole. On a CPU memory counts once it is written."""
-    waiting: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-    for path, tensor in models.tensors().items():
-        waiting[id(tensor if tensor._base is None else tensor._base)][path] = tensor
+    """Copies what has no values yet, and brings linear layers and experts into their final format as soon as
+    each is read, so that a model in few bits is never dense as a whole. A CPU's memory is taken when it is
+    first written."""
+    waiting = _by_memory(models.tensors())
     total, done = sum(tensor.nbytes for own in waiting.values() for tensor in own.values()), 0
 
     def copy(parameters: Mapping[str, torch.Tensor]) -> None:
@@ -178,12 +179,21 @@ def _fill(
     tried: dict[Kind, int | None] = {}
     for linear in models.linears():
         if isinstance(linear.stored, DenseWeight):
-            copy(waiting.pop(id(linear.weight), {}))  # a tied lm_head: the embedding
+            copy(waiting.pop(id(linear.weight), {}))  # nothing waits for a tied lm_head
         linear.finish(tried, cpu_weights)
     for experts in models.experts():
         for key in [id(matrix.dense) for matrix in experts.weights]:
             copy(waiting.pop(key, {}))
         experts.finish(cpu_weights)
+    assert not waiting, f"nothing copied {[*waiting.values()]}"
+
+
+def _by_memory(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
+    """Returns the tensors by path, by the identity of the tensor whose memory they are parts of."""
+    found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for path, tensor in tensors.items():
+        found[id(tensor if tensor._base is None else tensor._base)][path] = tensor
+    return found
 
 
 def _with_true_ties(found: Checkpoint) -> ModelSpec:

@@ -130,7 +130,7 @@ def check_memory(
     folder: Path, outline: ModelPair, available: int, device: torch.device, *, saved_bytes: int = 0
 ) -> None:
     """Raises ModelError where the parameters and the rotary table take more than the available bytes of the
-    device. saved_bytes: that weights take less than dense ones, because they stay codes."""
+    device. saved_bytes: that weights take less than dense ones, as codes."""
     num_parameters, dense = parameter_counts(outline)
     needed = dense - saved_bytes
     rotary_bytes = outline.target.rotary_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ MAX_CHECKPOINTS_SHARE, MAX_CHECKPOINTS_A_ROW = 0.1, 4
 # most it takes), whose free end is returned to the system only beyond the second number.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES, _KEPT_BYTES = 32 << 20, 256 << 20
+_RETURNED_BLOCK_BYTES = 128 << 10  # glibc's own at start
 
 Result = TypeVar("Result")
 
@@ -227,9 +228,18 @@ def keep_freed_memory() -> bool:
     By default it returns large blocks to the system and maps them anew: one run of 16 streams on the CPU
     met 58,000 page faults, 5 % of its time; now 80.
     """
+    return _set_malloc({_M_MMAP_THRESHOLD: _KEPT_BLOCK_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES})
+
+
+def return_freed_memory() -> bool:
+    """Tells glibc to return what is freed to the system, up to `keep_freed_memory`: by default it does so
+    only until it has seen a large block freed. False where the C library has no such setting."""
+    return _set_malloc({_M_MMAP_THRESHOLD: _RETURNED_BLOCK_BYTES})
+
+
+def _set_malloc(options: Mapping[int, int]) -> bool:
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    options = {_M_MMAP_THRESHOLD: _KEPT_BLOCK_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES}
     return all(set_option(option, size) == 1 for option, size in options.items())

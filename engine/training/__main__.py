@@ -169,8 +169,9 @@ def _data(given: argparse.Namespace, started: float, console: Console) -> None:
             sample(engine, (r for r in requests if _has_time(given, started)), tell)
         except KeyboardInterrupt:
             written.flush()
-            os.replace(unfinished, file)  # answers that are finished are no less good for it
-            console.print(f"interrupted; the finished answers are in {file}")
+            if written.tell() > 0:  # answers that are finished are no less good for it
+                os.replace(unfinished, file)
+                console.print(f"interrupted; the finished answers are in {file}")
             raise
     os.replace(unfinished, file)
     if len(fitting) < len(prompts):
@@ -235,8 +236,8 @@ def _trained(
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it has no type
         with sdpa_kernel(DETERMINISTIC_ATTENTION), _noting_interrupts() as interrupts:
             trainer.run(lambda: not interrupts and _has_time(given, started), tell)
+            trainer.save(given.out)
         torch.use_deterministic_algorithms(False)
-    trainer.save(given.out)
     if trainer.step < num_steps:
         print(f"stopped after step {trainer.step:,} of {num_steps:,}; the same command goes on")
     if interrupts:
@@ -302,7 +303,7 @@ def measured_acceptance(
 
 @contextmanager
 def _noting_interrupts() -> Iterator[list[int]]:
-    """Yields a list to which SIGINT is added each time it comes: a step is never left half done."""
+    """Yields a list to which SIGINT is added each time it comes: steps and checkpoints are always whole."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:

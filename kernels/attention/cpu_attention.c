@@ -80,8 +80,8 @@ typedef struct {
     float largest, total;
 } Query;
 
-/* Replaces a tile's scores by their exponentials, less the exponent of the largest so far. Returns the factor by which what
- * the query has got is to be multiplied. */
+/* Replaces a tile's scores by the exponentials of what they are less than the largest so far. Returns the factor by which
+ * what the query has got is to be multiplied. */
 static __m256 exponentials(float *scores, ptrdiff_t count, Query *q) {
     float before = q->largest, all[LANES];
     __m256 largest = _mm256_set1_ps(before), sums = _mm256_setzero_ps();

@@ -86,7 +86,8 @@ def integer_cpu_weight(
 ) -> IntegerCpuWeight:
     """Returns the weight, rounded to the nearest codes, in the order of the kernel. Where
     `has_integer_products`."""
-    assert weight.is_contiguous()
+    assert can_be_integers(weight), (weight.device, weight.dtype)
+    assert weight.is_contiguous(), weight.stride()
     library = _library()
     assert library is not None, "nothing multiplies by such a weight here"
     outputs, inputs = weight.shape

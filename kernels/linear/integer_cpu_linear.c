@@ -284,9 +284,10 @@ typedef struct {
 } Rounding;
 
 static inline void round_output(const float *values, int bits, uint8_t *tile, int output) {
-    __m256 parts[GROUP / LANES], least = _mm256_loadu_ps(values), largest = least;
+    __m256 parts[GROUP / LANES], least = _mm256_loadu_ps(values), largest = least, is_nan = _mm256_setzero_ps();
     for (int i = 0; i < GROUP / LANES; i++) {
         parts[i] = _mm256_loadu_ps(values + i * LANES);
+        is_nan = _mm256_or_ps(is_nan, _mm256_cmp_ps(parts[i], parts[i], _CMP_UNORD_Q));
         least = _mm256_min_ps(least, parts[i]);
         largest = _mm256_max_ps(largest, parts[i]);
     }
@@ -298,6 +299,7 @@ static inline void round_output(const float *values, int bits, uint8_t *tile, in
         high[0] = high[lane] > high[0] ? high[lane] : high[0];
     }
     float whole = bits == 4 ? (high[0] - low[0]) / 15 : fmaxf(fabsf(low[0]), fabsf(high[0])) / 127;
+    if (_mm256_movemask_ps(is_nan) != 0) whole = NAN; /* and so is each output */
     uint16_t scale = _cvtss_sh(whole, _MM_FROUND_TO_NEAREST_INT), minimum = 0;
     memcpy(tile + 2 * output, &scale, sizeof scale);
     if (bits == 4) {

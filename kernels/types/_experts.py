@@ -70,7 +70,10 @@ class IntegerCpuExperts(NamedTuple):
     """The weights of one product, of all experts, for `integer_cpu_linear`."""
 
     experts: tuple[IntegerCpuWeight, ...]  # of one shape and number of bits
-    dense: None = None
+
+    @property
+    def dense(self) -> None:
+        """See ExpertMatrix."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -87,12 +90,11 @@ class IntegerCpuExperts(NamedTuple):
 
 
 class ExpertWeights(NamedTuple):
-    """The weights of all experts of a feed-forward."""
+    """The weights of all experts of a feed-forward. gate_up: [experts, 2 * inner, hidden], of an expert all
+    gates, then all of up; down: [experts, hidden, inner]."""
 
-    gate_up: (
-        ExpertMatrix | IntegerCpuExperts
-    )  # [experts, 2 * inner, hidden]: of an expert all gates, then all of up
-    down: ExpertMatrix | IntegerCpuExperts  # [experts, hidden, inner]
+    gate_up: ExpertMatrix | IntegerCpuExperts
+    down: ExpertMatrix | IntegerCpuExperts
 
 
 class PairBlocks(NamedTuple):

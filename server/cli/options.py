@@ -271,7 +271,7 @@ MODEL = [
     Option("quantize", one_of(*get_args(QuantizeFormat)), "none", "quantize the weights of linear layers as they are read: fp8, int8 or int4; "
            "`headway quantize` writes the same to a folder", "FORMAT"),
     Option("quantize-lm-head", parse_switch, False, "quantize the weight before the logits, too", is_for_few=True),
-    Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, what linear layers multiply by: full, or int8 or int4, which "
+    Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, what linear layers and experts multiply by: full, or int8 or int4, which "
            "are faster and give other texts, the same at any depth and batch", "NAME", is_for_few=True),
     Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "
            "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),

@@ -166,10 +166,9 @@ class EngineProcess:
         if now - self._sign_seconds < self._patience.serve_seconds / 4:
             self._ticks = None  # its frames say enough
             return
-        if self._is_halted():
-            return  # whatever the session's other processes do
         ticks = processor_ticks(self._child.pid)
-        if ticks is None or (self._ticks is not None and ticks != self._ticks):
+        is_busy = ticks is None or (self._ticks is not None and ticks != self._ticks)
+        if is_busy and not self._is_halted():  # else another process of the session is
             self._sign_seconds = now
         self._ticks = ticks
 

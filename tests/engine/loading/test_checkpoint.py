@@ -353,23 +353,24 @@ needs_products = pytest.mark.skipif(
 
 
 @needs_products
+@pytest.mark.parametrize("is_tied", [False, True])
 def test_few_bits_and_the_largest_layer_must_fit_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = random_mimo(tmp_path, hidden_size=256, intermediate_size=512)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": is_tied}
+    folder = random_mimo(tmp_path, **sizes)
     whole = load_pair(folder, cpu_weights="int4")
     _, dense = parameter_counts(whole.outline())
-    of_linears = sum(linear.nbytes for linear in whole.outline().linears())  # none is tied
+    layers = [layer for layer in whole.outline().linears() if not (is_tied and layer.is_lm_head)]
     few_bits = sum(linear.nbytes for linear in whole.linears())
-    needed = dense - of_linears + few_bits + max(linear.nbytes for linear in whole.outline().linears())
+    needed = dense - sum(layer.nbytes for layer in layers) + few_bits + max(layer.nbytes for layer in layers)
     assert needed < dense / 2
-    for available in (needed - 1, needed + whole.target.rotary_bytes):
-        monkeypatch.setattr(checkpoint, "available_bytes", lambda device, found=available: found)
-        if available < needed:
-            with pytest.raises(ModelError, match=r"are available on cpu"):
-                load_pair(folder, cpu_weights="int4")
-        else:
-            load_pair(folder, cpu_weights="int4")
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda device: needed - 1)
+    with pytest.raises(ModelError, match=r"are available on cpu"):
+        load_pair(folder, cpu_weights="int4")
+    enough = needed + whole.target.rotary_bytes
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda device: enough)
+    load_pair(folder, cpu_weights="int4")
 
 
 PEAK = """

@@ -81,6 +81,33 @@ def test_what_a_query_does_not_see_changes_nothing() -> None:
     assert torch.equal(out[0], out[1])
 
 
+@pytest.mark.parametrize("heads", [3, 15, 48])
+def test_groups_of_every_size_have_the_twins_results_and_their_own_bits(heads: int) -> None:
+    keys, values = caches(64)
+    query, table = drawn(150, heads, 64), tables(1)
+    starts = torch.tensor([40])
+    out = torch.empty_like(query)
+    cpu_attention(query, keys, values, QueryBatch.of_windows(table, starts, 150), RULE, out=out)
+    wanted = paged_attention(query.double()[None], keys.double(), values.double(), table, starts, RULE)[0]
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=2e-6)
+    for token in (0, 23, 24, 25, 149):
+        alone = torch.empty(1, heads, 64)
+        batch = QueryBatch.of_windows(table, starts + token, 1)
+        cpu_attention(query[token : token + 1], keys, values, batch, RULE, out=alone)
+        assert torch.equal(alone[0], out[token])
+
+
+def test_a_key_that_is_no_number_harms_those_that_see_it_alone() -> None:
+    keys, values = caches(64)
+    query, table = drawn(100, HEADS, 64), tables(1)
+    batch, out = QueryBatch.of_windows(table, torch.tensor([30]), 100), torch.empty(2, 100, HEADS, 64)
+    cpu_attention(query, keys, values, batch, RULE, out=out[0])
+    keys[table[0, 6], 3] = values[table[0, 6], 3] = torch.nan  # position 99
+    cpu_attention(query, keys, values, batch, RULE, out=out[1])
+    assert torch.equal(out[0, : 99 - 30], out[1, : 99 - 30])
+    assert bool(out[1, 99 - 30 :].isnan().all())
+
+
 def test_a_query_before_the_first_position_gets_zeros() -> None:
     keys, values = caches(64)
     query, table, rule = drawn(6, HEADS, 64), tables(1), ScoreRule(0.125, first_position=3)

@@ -194,3 +194,35 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(value: float, bits: int) -
     assert not bool(after[2].isfinite().any())
     others = [row for row in range(9) if row != 2]
     assert torch.equal(after[others], before[others])
+
+
+@needs_products
+@of_both
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", [(13, 42), (256, 512)])
+def test_codes_are_the_nearest_of_a_plain_calculation(
+    shape: tuple[int, int], threads: int, bits: Literal[4, 8]
+) -> None:
+    torch.set_num_threads(threads)
+    weight = random_weight(*shape)
+    codes, scales, minimums = blocks_of(integer_cpu_weight(weight, bits=bits))
+    groups = torch.nn.functional.pad(weight, (0, -shape[1] % 32)).view(shape[0], -1, 32)
+    shift = groups.amin(2).half() if bits == 4 else torch.zeros(groups.shape[:2]).half()
+    largest = groups.amax(2) - groups.amin(2) if bits == 4 else groups.abs().amax(2)
+    scale = (largest / (15 if bits == 4 else 127)).half()
+    wanted = (groups - shift.float()[:, :, None]) / scale.float()[:, :, None]
+    low = 0 if bits == 4 else -127
+    wanted = wanted.nan_to_num(0).round().clamp(low, 15 if bits == 4 else 127)
+    assert torch.equal(codes, wanted)
+    assert torch.equal(scales.half(), scale)
+    assert torch.equal(minimums.half(), shift)
+
+
+@needs_products
+@of_both
+@pytest.mark.parametrize("place", [0, 7, 8, 31])
+def test_what_is_no_number_stays_none(place: int, bits: Literal[4, 8]) -> None:
+    weight = random_weight(8, 64)
+    weight[2, place] = torch.nan
+    found = linear(Activation(torch.ones(1, 64)), integer_cpu_weight(weight, bits=bits)).values
+    assert found.isnan().tolist() == [[output == 2 for output in range(8)]]
