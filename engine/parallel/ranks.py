@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +23,7 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 
 _COMMAND = (sys.executable, "-P", "-m", "headway.engine.rank")
-_LEAVE_SECONDS, _NOTICE_SECONDS, _LOOK_SECONDS = 1.0, 1.0, 0.2
+_LEAVE_SECONDS, _NOTICE_SECONDS = 1.0, 1.0
 _SEE_STDERR = "its last lines on stderr say why"
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ class Ranks:
             taken.callback(self._end)
             for rank in range(1, config.tensor_parallel_size):
                 self._start(Join(config, rank, available, self._folder.name))
-            Thread(target=self._watch, name="ranks", daemon=True).start()
+            for rank, process in enumerate(self._processes, start=1):
+                Thread(target=self._watch, args=(process,), name=f"rank {rank}", daemon=True).start()
             self._taken = taken.pop_all()
 
     def _start(self, first: Join) -> None:
@@ -91,11 +92,12 @@ class Ranks:
         group.connect(Path(self._folder.name), device)
         self._folder.cleanup()
 
-    def _watch(self) -> None:
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Ends this process when another rank has ended, unless it finds that out by itself: it may wait for
-        the other without end, in a gather of its GPU or while they connect."""
-        while all(process.poll() is None for process in self._processes):
-            time.sleep(_LOOK_SECONDS)
+        the other without end, in a gather of its GPU or while they connect. It does not look now and then,
+        for processor time is a sign of life, and a rank that waits for a stopped one shall give none."""
+        with suppress(ChildProcessError):  # another thread has taken its status
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         time.sleep(_NOTICE_SECONDS)
         if not self._is_closing:
             try:

@@ -29,12 +29,15 @@ from headway.engine import (
     TokenTable,
 )
 from headway.server.engine.child import ENGINE_COMMAND, EngineChild
-from headway.server.engine.process_signs import is_stopped, processor_ticks
+from headway.server.engine.process_signs import TICKS_PER_SECOND, is_stopped, processor_ticks
 
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
 # Then the loop's others have their turn: an engine may make them faster than they are taken.
 FRAMES_AT_ONCE = 4
 STACKS_SECONDS = 0.5  # for a process that got stuck to write where
+# The share of a processor that a process may use while it waits and looks now and then: a rank that waits for
+# another one uses half a percent.
+IDLE_SHARE = 0.02
 
 logger = logging.getLogger("headway.server")
 
@@ -98,6 +101,7 @@ class EngineProcess:
         self._process = child
         self._heard_seconds = self._sign_seconds = self._looked_seconds = time.monotonic()
         self._ticks: int | None = None
+        self._ticks_seconds = self._looked_seconds  # when there were as many
         self._is_stuck = False
         self.heartbeat = Heartbeat("load", 0.0)
 
@@ -167,10 +171,12 @@ class EngineProcess:
             self._ticks = None  # its frames say enough
             return
         ticks = processor_ticks(self._child.pid)
-        is_busy = ticks is None or (self._ticks is not None and ticks != self._ticks)
+        if self._ticks is None:
+            self._ticks, self._ticks_seconds = ticks, now
+        most_idle = 1 + IDLE_SHARE * TICKS_PER_SECOND * (now - self._ticks_seconds)
+        is_busy = ticks is None or self._ticks is None or abs(ticks - self._ticks) > most_idle
         if is_busy and not self._is_halted():  # else another process of the session is
             self._sign_seconds = now
-        self._ticks = ticks
 
     def _why_stuck(self) -> str | None:
         """None for a process that is not."""
@@ -178,7 +184,7 @@ class EngineProcess:
         num_silent, num_unheard = now - self._sign_seconds, now - self._heard_seconds
         is_serving = self.heartbeat.phase == "serve"
         if num_silent > patience.serve_seconds and (is_serving or self._is_halted()):
-            state = "is stopped (SIGSTOP?)" if self._is_halted() else "used no processor time"
+            state = "is stopped (SIGSTOP?)" if self._is_halted() else "used next to no processor time"
             return (
                 f"the engine gave no sign of life for {patience.serve_seconds:g} s (--engine-timeout) and its process "
                 f"{state}; it is being replaced"

@@ -5,9 +5,11 @@ Read from /proc; where there is none, every question is answered with "unknown".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 STATE, SESSION = 0, 3  # indices of the fields after the name in /proc/PID/stat: proc_pid_stat(5)
 TIMES = slice(11, 15)  # user and system time, its own and that of its children that have ended
 
@@ -22,8 +24,8 @@ def processor_ticks(session: int) -> int | None:
     """Processor time used so far by all processes of a session (a compiler that one of them started counts,
     too).
 
-    In clock ticks, usually 10 ms each. None if unknown. A process that leaves takes its share along, so that
-    only a change tells anything.
+    In clock ticks, see TICKS_PER_SECOND. None if unknown. A process that leaves takes its share along, so
+    that only a change tells anything.
     """
     ticks = [sum(map(int, fields[TIMES])) for fields in _stats() if fields[SESSION] == str(session)]
     return sum(ticks) if ticks else None

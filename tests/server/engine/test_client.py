@@ -481,6 +481,14 @@ async def test_a_long_step_is_not_taken_for_a_stuck_engine(max_tokens: int) -> N
         assert client.status().num_restarts == 0
 
 
+async def test_an_engine_that_waits_and_looks_now_and_then_gives_no_sign() -> None:
+    async with started(patience=Patience(10, 1.0, 0.3)) as client:
+        await client.wait_until_ready()
+        stream = submit(client, [request(client, fake_process.WAITING_MAX_TOKENS)])
+        with pytest.raises(EngineDeadError, match="used next to no processor time"):
+            await within(1.8, collect(stream))
+
+
 async def test_a_stopped_engine_is_replaced_whatever_its_children_compute() -> None:
     """A compiler of its session, or another rank, computes for 2 s."""
     async with started(patience=Patience(10, 0.5, 0.3)) as client:

@@ -42,9 +42,20 @@ FAULTY_MAX_TOKENS = 668
 GARBLING_MAX_TOKENS = 669
 BUSY_MAX_TOKENS = 671
 COMPILING_MAX_TOKENS = 672
+WAITING_MAX_TOKENS = 673
 LONG_STEP_SECONDS = 2.0
 COMPILER = f"import time; end = time.monotonic() + {LONG_STEP_SECONDS}\nwhile time.monotonic() < end: pass"
 ROUND_SECONDS = 0.01
+
+
+def wait(seconds: float) -> None:
+    """Uses one percent of a processor."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        begin = time.process_time()
+        while time.process_time() - begin < 0.004:
+            pass
+        time.sleep(0.4)
 
 
 class FakeLoop:
@@ -90,6 +101,8 @@ class FakeLoop:
             end = time.monotonic() + LONG_STEP_SECONDS
             while time.monotonic() < end:
                 pass
+        if message.max_tokens == WAITING_MAX_TOKENS:
+            wait(LONG_STEP_SECONDS)
         if message.max_tokens == COMPILING_MAX_TOKENS:
             subprocess.run([sys.executable, "-S", "-c", COMPILER], check=True)
         if message.max_tokens == FAULTY_MAX_TOKENS:
