@@ -116,6 +116,7 @@ def test_layers_after_the_first_are_ordinary_ones(
         ("LlamaForCausalLM", None),
         pytest.param("Qwen3ForCausalLM", None, marks=pytest.mark.slow),
         pytest.param("Qwen3_5ForCausalLM", None, marks=pytest.mark.slow),
+        pytest.param("LlamaForCausalLM", 7, marks=pytest.mark.slow),
         pytest.param("Qwen3_5ForCausalLM", 7, marks=pytest.mark.slow),
     ],
 )

@@ -7,16 +7,20 @@ close the pick may differ: it is excused, and printed, only if the fp64 gap betw
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import torch
 
+from headway.engine.grammar.compile import regex_source
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.loading.checkpoint import load_model
+from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import EngineConfig
+from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.speculation.drafter import Drafter
 from headway.engine.state.pool import StatePool
@@ -36,6 +40,7 @@ class Case:
     max_tokens: int
     sampling: SamplingParams = GREEDY
     max_draft_tokens: int | None = None
+    grammar: Grammar | None = None
 
 
 def generate(
@@ -45,16 +50,21 @@ def generate(
     return generate_with(LocalEngine(config, drafter=drafter), cases)
 
 
-def generate_with(engine: LocalEngine, cases: Sequence[Case]) -> list[list[int]]:
+def generate_with(engine: LocalEngine, cases: Sequence[Case], *, num_preempted: int = 0) -> list[list[int]]:
+    """num_preempted: steps after which one of the requests, in turn, is preempted if it runs."""
     ids = [
         engine.submit(
             case.prompt,
             max_tokens=case.max_tokens,
             sampling=case.sampling,
             max_draft_tokens=case.max_draft_tokens,
+            grammar=case.grammar,
         )
         for case in cases
     ]
+    for turn in range(num_preempted):
+        engine.step()
+        engine.engine.scheduler.preempt(ids[turn % len(ids)])
     engine.run()
     return [engine.outputs[i].token_ids for i in ids]
 
@@ -144,17 +154,28 @@ def window_inputs(
 def assert_depths_change_no_text(
     cases: Sequence[Case], config: EngineConfig, depths: Iterable[int]
 ) -> list[str]:
-    """Each case alone, and all at once, has at each depth the text that it has alone without drafts. Returns
-    the drafters that the engines named, by depth."""
-    without = msgspec.structs.replace(config, depth=0, prefix_caching=False)
-    plain = [generate([case], without)[0] for case in cases]
+    """Each case alone, all at once, and all with preemptions, has at each depth the text that it has alone
+    without drafts; so have the first two with a grammar. Returns the drafters that the engines named, by
+    depth."""
+    vocab_size = read_model_spec(Path(config.model_path)).vocab_size
+    letters = [bytes([token]) if 32 <= token < 127 else b"" for token in range(vocab_size - 1)]
+    table = TokenTable([*letters, b"<end>"], [vocab_size - 1], [vocab_size - 1])
+    grammar = Grammar(regex_source("[ -^]{99}"))  # longer than any text, so that nothing ends it
+    cases = [*cases, *(replace(case, grammar=grammar) for case in cases[:2])]
+
+    def engine_of(**changes: object) -> LocalEngine:
+        return LocalEngine(msgspec.structs.replace(config, **changes), token_table=table)
+
+    plain = [generate_with(engine_of(depth=0, prefix_caching=False), [case])[0] for case in cases]
     drafters = []
     for depth in depths:
-        engine = LocalEngine(msgspec.structs.replace(config, depth=depth))
+        engine = engine_of(depth=depth)
         drafters.append(engine.engine.info.drafter)
         alone = [generate_with(engine, [case])[0] for case in cases]
         crowd = generate_with(engine, cases)  # finds the prefixes of the others
-        assert engine.engine.scheduler.snapshot().draft_tokens_per_position[depth - 1] > 0
-        for found in (alone, crowd):
+        disturbed = generate_with(engine, cases, num_preempted=2 * len(cases))
+        stats = engine.engine.scheduler.snapshot()
+        assert min(stats.draft_tokens_per_position[depth - 1], stats.num_preemptions) > 0
+        for found in (alone, crowd, disturbed):
             assert_same_text(config.model_path, cases, plain, found, dtype=config.dtype)
     return drafters
