@@ -6,7 +6,6 @@ Tensors are streamed one by one into the parameters, so that no second copy of t
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +32,7 @@ from headway.engine.loading.headers import (
     outline_of,
     shortened,
 )
-from headway.engine.loading.placing import keeps_codes, most_saved_bytes, place_weights
+from headway.engine.loading.placing import by_memory, keeps_codes, most_saved_bytes, place_weights
 from headway.engine.loading.quantizing import quantized_packs
 from headway.engine.loading.sharing import shared
 from headway.engine.models.registry import read_model_spec
@@ -163,7 +162,7 @@ def _fill(
     """Copies what has no values yet, and brings linear layers and experts into their final format as soon as
     each is read, so that a model in few bits is never dense as a whole. A CPU's memory is taken when it is
     first written."""
-    waiting = _by_memory(models.tensors())
+    waiting = by_memory(models.tensors())
     total, done = sum(tensor.nbytes for own in waiting.values() for tensor in own.values()), 0
 
     def copy(parameters: Mapping[str, torch.Tensor]) -> None:
@@ -186,14 +185,6 @@ def _fill(
             copy(waiting.pop(key, {}))
         experts.finish(cpu_weights)
     assert not waiting, f"nothing copied {[*waiting.values()]}"
-
-
-def _by_memory(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
-    """Returns the tensors by path, by the identity of the tensor whose memory they are parts of."""
-    found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-    for path, tensor in tensors.items():
-        found[id(tensor if tensor._base is None else tensor._base)][path] = tensor
-    return found
 
 
 def _with_true_ties(found: Checkpoint) -> ModelSpec:

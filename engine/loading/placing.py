@@ -38,10 +38,8 @@ def place_weights(
 
     headers: of weights by their paths, the quantised ones among them. progress: called with that share.
     """
-    paths: dict[int, list[str]] = defaultdict(list)
     tensors = models.tensors()
-    for path, tensor in tensors.items():
-        paths[id(tensor if tensor._base is None else tensor._base)].append(path)
+    paths = defaultdict(list, {key: [*own] for key, own in by_memory(tensors).items()})
     total, done = sum(tensor.numel() for tensor in tensors.values()), 0
     for linear in models.linears():
         if not linear.weight.is_meta:
@@ -69,6 +67,14 @@ def place_weights(
     if any(map(_packs_of, headers.values())):
         _log_codes(models)
     return done / total
+
+
+def by_memory(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
+    """Returns the tensors by path, by the identity of the tensor whose memory they are parts of."""
+    found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for path, tensor in tensors.items():
+        found[id(tensor if tensor._base is None else tensor._base)][path] = tensor
+    return found
 
 
 def most_saved_bytes(headers: Iterable[Header | Reader]) -> int:
