@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 
@@ -18,7 +19,6 @@ import torch
 
 from headway.engine.bench.exact.check import Check
 from headway.engine.bench.exact.combinations import Trial, all_combinations, draw, make_groups, make_trials
-from headway.engine.bench.exact.recorded import RecordedDrafter
 from headway.engine.bench.exact.report import MAX_KEPT_DIFFERENCES, Report, levels_of, show
 from headway.engine.bench.exact.session import Session
 from headway.engine.bench.exact.settings import Settings, read_settings
@@ -35,8 +35,6 @@ from headway.engine.bench.report import keep_json
 from headway.engine.bench.settings import EMBEDDED
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
-from headway.engine.models.registry import read_model_spec
-from headway.engine.outline import wanted_device
 from headway.engine.protocol.errors import HeadwayError
 
 
@@ -66,15 +64,19 @@ def main(argv: Sequence[str]) -> int:
 def run(settings: Settings, command: str) -> Report:
     """Raises HeadwayError."""
     marks = [("start", time.monotonic())]
-    recorded = _recorded(settings) if settings.has_recorded_drafts else None
-    session = Session(partial(_start, settings, recorded))
+    session = Session(partial(_start, settings, settings.tensor_parallel_size), partial(_start, settings, 1))
+    with closing(session):
+        return _run(settings, command, session, marks)
+
+
+def _run(settings: Settings, command: str, session: Session, marks: list[tuple[str, float]]) -> Report:
     prompts = _prompts(settings, session.engine)
     marks.append(("start-up", time.monotonic()))
     texts, trials, check = _plan(settings, session, prompts)
     used = sorted({trial.text for trial in trials})
     check.run_references(used)
-    if recorded is not None:
-        recorded.record([_whole(text, check) for text in texts])
+    if settings.has_recorded_drafts:
+        check.predict(session.engine.info.vocab_size)
     marks.append(("references", time.monotonic()))
     groups = make_groups(trials, random.Random(f"{settings.seed}-groups"))
     middle = -(-len(groups) // 2)
@@ -85,30 +87,15 @@ def run(settings: Settings, command: str) -> Report:
         marks.append(("restart", time.monotonic()))
         check.run_groups(groups[middle:], is_restarted=True)
         marks.append(("combinations after it", time.monotonic()))
-    # Recorded drafts are right for these alone.
-    repeated = [text for text in texts if text.index in check.references] if recorded is not None else []
-    soak = _soak(settings, session, prompts, repeated)
+    soak = _soak(settings, session, prompts, texts, check)
     marks.append(("soak", time.monotonic()))
     return _report(settings, command, session.engine, trials, check, soak, marks)
 
 
-def _start(settings: Settings, recorded: RecordedDrafter | None) -> Engine:
-    engine = assemble(settings.engine_config(), progress=lambda _: None, drafter=recorded)
+def _start(settings: Settings, num_ranks: int) -> Engine:
+    engine = assemble(settings.engine_config(num_ranks), progress=lambda _: None)
     engine.runner.capture(range(engine.info.depth + 1), progress=lambda _: None)
     return engine
-
-
-def _recorded(settings: Settings) -> RecordedDrafter:
-    length = settings.input_len + settings.num_tokens + 2
-    vocab_size = read_model_spec(settings.model).vocab_size
-    device = wanted_device(settings.engine_config())
-    return RecordedDrafter(settings.num_texts, length, vocab_size, device)
-
-
-def _whole(text: Text, check: Check) -> list[int]:
-    """Returns prompt and output; a text without a reference takes part in no run."""
-    reference = check.references.get(text.index)
-    return [*text.prompt, *(() if reference is None else reference.token_ids)]
 
 
 def _prompts(settings: Settings, engine: Engine) -> Prompts:
@@ -140,20 +127,22 @@ def _plan(settings: Settings, session: Session, prompts: Prompts) -> tuple[list[
         companions,
         random.Random(f"{settings.seed}-runs"),
         num_tokens=settings.num_tokens,
+        second_engine=settings.second_engine,
         tell=_tell,
     )
     return texts, make_trials(drawn, greedy, sampled), check
 
 
 def _soak(
-    settings: Settings, session: Session, prompts: Prompts, texts: Sequence[Text]
+    settings: Settings, session: Session, prompts: Prompts, texts: Sequence[Text], check: Check
 ) -> SoakOutcome | None:
     if settings.num_soaked == 0:
         return None
     return Soak(
         session,
         prompts,
-        texts=texts,
+        texts=[text for text in texts if text.index in check.predictions],
+        predictions=check.predictions,
         num_requests=settings.num_soaked,
         num_tokens=settings.num_tokens,
         input_len=settings.input_len,
@@ -186,7 +175,7 @@ def _report(
         num_combinations=len(draws),
         least_draws=min(draws.values(), default=0),
         num_differing=len(differing),
-        levels=levels_of(trials, differing, outcome.scored, outcome.restarted),
+        levels=levels_of(trials, differing, outcome.scored, outcome.restarted, settings.second_engine),
         coverage=outcome.coverage,
         differences=outcome.differences[:MAX_KEPT_DIFFERENCES],
         soak=soak,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from headway.engine.bench.exact.combinations import Group, Trial
 from headway.engine.bench.exact.compare import Difference, difference
 from headway.engine.bench.exact.session import Answer, Session
-from headway.engine.bench.exact.texts import Companions, Job, Text
+from headway.engine.bench.exact.texts import Companions, Job, Text, nearly
 
 MOST_ARRIVALS_A_STEP = 6  # where requests arrive over many steps
 MAX_PRIMING_TOKENS = 8  # generated when the prefix cache is warmed
@@ -59,10 +59,14 @@ class Check:
         chance: random.Random,
         *,
         num_tokens: int,
+        second_engine: str,
         tell: Callable[[str], None],
     ) -> None:
+        """second_engine: what differences in it are told to be in."""
         self.outcome = Outcome()
         self.references: dict[int, Answer] = {}
+        self.predictions: dict[int, list[int]] = {}
+        self._second_engine = second_engine
         self._session, self._texts, self._companions = session, texts, companions
         self._chance, self._num_tokens, self._tell = chance, num_tokens, tell
         self._told = time.monotonic()
@@ -77,6 +81,12 @@ class Check:
             job = Job(text.prompt, text.sampling(is_scored=True), self._num_tokens + 1, f"reference-{index}")
             self.references[index] = self._session.run([job])[0]
             self._tell_now_and_then("runs alone", done + 1, len(indices), began)
+
+    def predict(self, vocab_size: int) -> None:
+        """From now on n-gram lookup drafts from what the references wrote."""
+        self.predictions = {
+            index: nearly(answer.token_ids, vocab_size) for index, answer in self.references.items()
+        }
 
     def run_groups(self, groups: Sequence[Group], *, is_restarted: bool = False) -> None:
         """is_restarted: the session's engine is another one than that of the references."""
@@ -146,6 +156,7 @@ class Check:
             _salt(trial),
             preempt_at=preempt_at,
             forgets_blocks=not combination.is_warm,
+            prediction=self.predictions.get(trial.text, []),
         )
 
     def _compare(self, group: Group, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
@@ -190,7 +201,7 @@ class Check:
         alone = group.setting.company == 1
         circumstances = trial.combination.describe() + ("" if alone else f", {others}, {arrival}")
         if trial.index in self.outcome.restarted:
-            circumstances += ", in a restarted engine"
+            circumstances += f", in {self._second_engine}"
         if is_probe:
             place = "at the token after its output" if start > 0 else "at its first token, computed once more"
             circumstances += f"; seen {place}, behind the cache that it wrote"

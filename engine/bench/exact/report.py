@@ -64,7 +64,7 @@ class Report:
 
 
 def levels_of(
-    trials: Sequence[Trial], differing: set[int], scored: set[int], restarted: set[int]
+    trials: Sequence[Trial], differing: set[int], scored: set[int], restarted: set[int], second_engine: str
 ) -> list[Level]:
     """Returns the counts by factor; "compared" tells where log-probabilities are."""
     levels: list[Level] = []
@@ -73,7 +73,7 @@ def levels_of(
     one = "tokens, then log-probabilities of one"
     factors["compared"] = [every if trial.index in scored else one for trial in trials]
     own = "that of the references"
-    factors["engine"] = ["restarted" if trial.index in restarted else own for trial in trials]
+    factors["engine"] = [second_engine if trial.index in restarted else own for trial in trials]
     for name, values in factors.items():
         counts = Counter(values)
         bad = Counter(value for trial, value in zip(trials, values, strict=True) if trial.index in differing)

@@ -72,21 +72,27 @@ class Session:
     prompt_grid: of the model, see ModelSpec. counting: of the engine that runs now.
     """
 
-    def __init__(self, start: Callable[[], Engine]) -> None:
-        """start: makes the engine, and another one at each `restart`."""
-        self._start = start
+    def __init__(self, start: Callable[[], Engine], start_again: Callable[[], Engine]) -> None:
+        """start: makes the engine. start_again: another one, at `restart`."""
+        self._start_again = start_again
         self._num_submitted = 0
         self._running: dict[int, _Running] = {}
-        self._begin()
+        self._begin(start())
 
     def restart(self) -> None:
         """Gives the engine's memory back and starts another one, which knows nothing of this one."""
+        self.close()
         del self.engine, self.counting, self._loop
         gc.collect()
-        self._begin()
+        self._begin(self._start_again())
 
-    def _begin(self) -> None:
-        self.engine = engine = self._start()
+    def close(self) -> None:
+        """Ends the other ranks of the engine, if it has any."""
+        if self.engine.ranks is not None:
+            self.engine.ranks.close()
+
+    def _begin(self, engine: Engine) -> None:
+        self.engine = engine
         self._post = Post()
         self._own_prefill = engine.scheduler.prefill
         self.prompt_grid = engine.runner.model.spec.prompt_grid
@@ -148,6 +154,7 @@ class Session:
                 max_tokens=job.max_tokens,
                 cache_salt=job.salt,
                 grammar=job.grammar,
+                prediction_token_ids=job.prediction,
             )
         )
 

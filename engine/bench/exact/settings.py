@@ -50,6 +50,11 @@ class Settings:
     drafter: str
     fast_math: bool
     quantize: QuantizeFormat
+    tensor_parallel_size: int
+
+    @property
+    def second_engine(self) -> str:
+        return "a restarted engine" if self.tensor_parallel_size == 1 else "another engine, of one rank"
 
     @property
     def has_recorded_drafts(self) -> bool:
@@ -58,8 +63,8 @@ class Settings:
             return self.depth > 0 and self.drafter == "recorded"
         return self.is_dummy or read_model_spec(self.model).draft_head is None
 
-    def engine_config(self) -> EngineConfig:
-        """One engine for all runs. Raises ConfigError."""
+    def engine_config(self, num_ranks: int) -> EngineConfig:
+        """Raises ConfigError."""
         limit = read_model_spec(self.model).max_position_embeddings
         wanted = self.input_len + self.num_tokens + 1
         if wanted > limit:
@@ -71,7 +76,7 @@ class Settings:
         if self.depth == 0:
             drafter = "none"
         elif self.has_recorded_drafts:
-            drafter = "ngram"  # the head is not loaded, and the recorded drafts replace the lookup
+            drafter = "ngram"  # which looks up what the requests are told to become
         return EngineConfig(
             model_path=str(self.model),
             device=self.device,
@@ -86,6 +91,7 @@ class Settings:
             threads=self.threads,
             fast_math=self.fast_math,
             quantize=self.quantize,
+            tensor_parallel_size=num_ranks,
         )
 
 
@@ -122,6 +128,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         drafter=given.drafter,
         fast_math=given.fast_math,
         quantize=given.quantize,
+        tensor_parallel_size=given.tensor_parallel_size,
     )
 
 
@@ -185,6 +192,8 @@ def _parser() -> argparse.ArgumentParser:
         "with recurrent layers 192)")  # fmt: skip
     add("--seed", type=_count, default=0, metavar="N", help="of all that is drawn at random (default: 0)")
     add_engine_flags(parser, kept="all figures and differences")
-    add("--drafter", type=_drafter, default="auto", help="auto, mtp, ngram, a folder, or recorded: the reference's own tokens, three of four "
-        "right (default: auto: the model's draft head, or recorded where it has none or the weights are random)")  # fmt: skip
+    add("--tensor-parallel-size", "--tp", type=parse_number, default=1, metavar="N", help="as of headway serve: of the first "
+        "engine, which has the runs alone, too; the second one has one rank")  # fmt: skip
+    add("--drafter", type=_drafter, default="auto", help="auto, mtp, ngram, a folder, or recorded: n-gram lookup in the reference's own "
+        "tokens, six of seven right (default: auto: the model's draft head, or recorded where it has none or the weights are random)")  # fmt: skip
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.engine.bench.exact.compare import Difference, difference, digest
@@ -43,14 +43,16 @@ class Soak:
         prompts: Prompts,
         *,
         texts: Sequence[Text],
+        predictions: Mapping[int, list[int]],
         num_requests: int,
         num_tokens: int,
         input_len: int,
         seed: int,
         tell: Callable[[str], None],
     ) -> None:
-        """texts: those that requests repeat, cut at other lengths; empty: each request has one of its own."""
-        self._texts = texts
+        """texts: those that requests repeat, cut at other lengths; empty: each request has one of its own.
+        predictions: of the outputs of texts, by their indices."""
+        self._texts, self._predictions = texts, predictions
         self._session, self._prompts, self._tell = session, prompts, tell
         self._num_requests, self._num_tokens = num_requests, num_tokens
         self._input_len, self._seed = input_len, seed
@@ -129,7 +131,8 @@ class Soak:
         text, num_tokens = self._text(index), 1 + index % self._num_tokens
         preempt_at = chance.randrange(num_tokens) if chance.random() < 0.1 else None
         sampling = text.sampling(is_scored=self._is_scored(index))
-        return Job(text.prompt, sampling, num_tokens, "soak", preempt_at=preempt_at)
+        prediction = self._predictions.get(text.index, []) if self._texts else []
+        return Job(text.prompt, sampling, num_tokens, "soak", preempt_at=preempt_at, prediction=prediction)
 
     def _keep(self, key: int, answer: Answer) -> None:
         self._digests[key] = digest(answer)

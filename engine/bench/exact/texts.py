@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice, product
 from string import ascii_lowercase
 
@@ -27,6 +27,8 @@ NUM_TOP = 1  # tokens whose log-probabilities are compared besides that of the s
 SHARE_AT_BORDERS = 0.5  # of prompts that end where a cached prefix may end, or one token before or after
 NUM_BYTES = 256
 CHARACTERS_PER_TOKEN = 8
+# Of a prediction one token is wrong, so that drafts are rejected after any number that are kept.
+WRONG_EVERY = 7
 
 Prompts = Callable[[random.Random, int], list[int]]
 
@@ -50,7 +52,8 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Job:
     """One run of a request. salt: keeps its cached prefix apart. preempt_at: output tokens after which it is
-    preempted once; None: never. forgets_blocks: it finds none of its blocks in the cache afterwards."""
+    preempted once; None: never. forgets_blocks: it finds none of its blocks in the cache afterwards.
+    prediction: what its output is told to be; n-gram lookup drafts from it."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -59,6 +62,7 @@ class Job:
     grammar: Grammar | None = None
     preempt_at: int | None = None
     forgets_blocks: bool = False
+    prediction: list[int] = field(default_factory=list)
 
 
 def random_prompts(vocab_size: int) -> Prompts:
@@ -96,6 +100,15 @@ def make_texts(count: int, prompts: Prompts, chance: random.Random, *, most: int
     return [
         Text(index, prompts(chance, random_length(chance, most, border)), index % 2 == 0)
         for index in range(count)
+    ]
+
+
+def nearly(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """Returns a prediction of these tokens: it makes drafts that are kept where the weights are random, for
+    then a draft head's never are."""
+    return [
+        (token + 1) % vocab_size if place % WRONG_EVERY == WRONG_EVERY // 2 else token
+        for place, token in enumerate(tokens)
     ]
 
 

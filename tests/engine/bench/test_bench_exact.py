@@ -25,12 +25,14 @@ from headway_testing.planted import (
 )
 
 from headway.engine import build
+from headway.engine.bench.exact import __main__ as exact
 from headway.engine.bench.exact.__main__ import main, run
 from headway.engine.bench.exact.combinations import all_combinations, draw, make_groups, make_trials
 from headway.engine.bench.exact.compare import first_place
 from headway.engine.bench.exact.report import Report
 from headway.engine.bench.exact.session import Answer
-from headway.engine.bench.exact.settings import read_settings
+from headway.engine.bench.exact.settings import Settings, read_settings
+from headway.engine.build import Engine
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.layers import linear
 from headway.engine.layers.delta_net import DeltaNet
@@ -193,7 +195,7 @@ def test_nothing_changes_a_text_of_recurrent_layers(
         values.get(level["factor"], []).append(level["value"])
     assert values == {
         "prompt chunks": ["64", "engine's own"],
-        "engine": ["restarted", "that of the references"],
+        "engine": ["a restarted engine", "that of the references"],
     }
     assert main([hybrid, *RECURRENT, "--prefill-chunk", "100,32"]) == 1
     assert "--prefill-chunk has 32, it must be 64 or more" in capsys.readouterr().err
@@ -266,7 +268,7 @@ RECURRENT_FAULTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = 
     saves_checkpoints_too_early: ("prefix cache", "warm"),
     keeps_rejected_drafts: ("depth", "1"),
     takes_longer_windows_otherwise: ("depth", "1"),
-    draws_another_state: ("engine", "restarted"),
+    draws_another_state: ("engine", "a restarted engine"),
 }
 
 
@@ -340,6 +342,23 @@ def test_recorded_drafts_are_accepted_where_the_weights_are_random(folder: str) 
     assert report.num_differing == 0
     assert report.drafter == "recorded"
     assert 0.4 < report.coverage.num_accepted / report.coverage.num_drafted < 0.9
+
+
+@pytest.mark.slow
+def test_two_ranks_are_compared_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_ranks: list[int] = []
+
+    def noting(settings: Settings, size: int) -> Engine:
+        engine = start(settings, size)
+        num_ranks.append(engine.info.num_ranks)
+        return engine
+
+    start = exact._start
+    monkeypatch.setattr(exact, "_start", noting)
+    report = check(*SMALL, "--tp", "2", "--requests", "24", "--texts", "12")
+    assert num_ranks == [2, 1]
+    assert report.num_differing == 0
+    assert {level.value for level in report.levels} >= {"another engine, of one rank"}
 
 
 GPU = ("--device", "cuda", "--dtype", "bfloat16", "--tokens", "48", "--input-len", "160")
