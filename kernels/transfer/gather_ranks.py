@@ -1,9 +1,11 @@
 """Gathers what the ranks of a model have computed, each on a GPU of its own.
 
 A rank writes its part into the memories of the others, block by block, and then a flag for each block; what
-it copies out of its own memory it has waited for flag by flag. Two halves of each memory are used in turn: a
-rank begins the gather after the next one only when all ranks have begun that one, and so have read this one.
-All counts are on the device, so that the gather can be captured in a graph.
+it copies out of its own memory it has waited for flag by flag. A small part needs no flags that come after
+it: each word of 4 bytes travels with its flag as one of 8 bytes, which arrives whole (as in the LL protocol
+of NCCL), so that nobody waits until writes are seen. Two halves of each memory are used in turn: a rank
+begins the gather after the next one only when all ranks have begun that one, and so have read this one. All
+counts are on the device, so that the gather can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -11,12 +13,20 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.transfer.gather_ranks import gather_ranks as gather_ranks_twin
+from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
-from headway.kernels.types._rank_memory import MAX_PROGRAMS, RankMemory
+from headway.kernels.types._rank_memory import (
+    FLAGGED_WORDS,
+    MAX_FLAGGED_PROGRAMS,
+    MAX_PROGRAMS,
+    RankMemory,
+)
 
 # Bits are moved, so that every dtype is: as many at once as divide a row.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BLOCK_BYTES, _WARPS = 8192, 8
+_WORD_BYTES, _FLAGGED_WARPS = 4, 4
+_MOST_FLAGGED_BYTES = _WORD_BYTES * FLAGGED_WORDS * MAX_FLAGGED_PROGRAMS
 
 
 @jit_once_for("addresses_ptr", "counts_ptr", "part_bytes", "num_elements")
@@ -77,6 +87,54 @@ def _gather_ranks_kernel(
         tl.store(counts_ptr, number)
 
 
+@jit_once_for("addresses_ptr", "counts_ptr", "start", "num_words")
+def _gather_flagged_kernel(
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    addresses_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    rank: tl.tensor,
+    start: tl.tensor,
+    num_words: tl.tensor,
+    row: tl.tensor,
+    RANKS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    WORDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """One program writes its words to all ranks and takes theirs. x: [tokens, row]; out: [tokens, RANKS *
+    row]; words of 4 bytes. start: see RankMemory.flagged_start."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    program, place = tl.program_id(0), tl.arange(0, WORDS)
+    word = program * WORDS + place
+    is_inside = word < num_words
+    number = tl.load(counts_ptr + program) + 1
+    flag = number.to(tl.int32)
+    half = start + number % 2 * (RANKS * PROGRAMS * WORDS * 8)
+    values = tl.load(x_ptr + word, mask=is_inside, other=0)
+    flagged = (values.to(tl.int64) & 0xFFFFFFFF) | (number << 32)
+    for other in tl.static_range(RANKS):
+        if other != rank:
+            first = tl.load(addresses_ptr + other) + half + (rank * PROGRAMS + program) * (WORDS * 8)
+            words_ptr = tl.multiple_of(first, 16).to(tl.pointer_type(tl.int64))
+            tl.store(words_ptr + place, flagged)
+    target = word // row * (RANKS * row) + word % row
+    tl.store(out_ptr + target + rank * row, values, mask=is_inside)
+    own = tl.load(addresses_ptr + rank)
+    for other in tl.static_range(RANKS):
+        if other != rank:
+            first = own + half + (other * PROGRAMS + program) * (WORDS * 8)
+            words_ptr = tl.multiple_of(first, 16).to(tl.pointer_type(tl.int64))
+            seen = tl.load(words_ptr + place, volatile=True)
+            # A word of the gather before last is in this half until then.
+            while tl.max(((seen >> 32).to(tl.int32) != flag).to(tl.int32), 0) > 0:
+                seen = tl.load(words_ptr + place, volatile=True)
+            tl.store(out_ptr + target + other * row, seen.to(tl.int32), mask=is_inside)
+    tl.store(counts_ptr + program, number)
+
+
 def gather_ranks(
     x: torch.Tensor,  # [tokens, n], of this rank
     memory: RankMemory,
@@ -91,6 +149,15 @@ def gather_ranks(
     if out.numel() == 0:
         return out
     assert row_bytes <= memory.part_bytes, f"{row_bytes} bytes of a token, the most is {memory.part_bytes}"
+    if row_bytes % _WORD_BYTES == 0 and x.numel() * x.element_size() <= _MOST_FLAGGED_BYTES:
+        own, whole = x.contiguous().view(torch.int32), out.view(torch.int32)
+        overlaps, launch = overlap(x.device)
+        _gather_flagged_kernel[(blocks_of(own.numel(), FLAGGED_WORDS),)](
+            own, whole, memory.addresses, memory.counts[2:], memory.rank, memory.flagged_start, own.numel(),
+            own.shape[1], RANKS=memory.size, PROGRAMS=MAX_FLAGGED_PROGRAMS, WORDS=FLAGGED_WORDS, OVERLAPS=overlaps,
+            num_warps=_FLAGGED_WARPS, **launch,
+        )  # fmt: skip
+        return out
     bits = next(size for size in sorted(_BITS, reverse=True) if row_bytes % size == 0)
     own, whole = x.contiguous().view(_BITS[bits]), out.view(_BITS[bits])
     block = _BLOCK_BYTES // bits

@@ -890,6 +890,13 @@ CASES = [
         )
         for kind, size in (("*i8", 1), ("*i32", 4), ("*i64", 8))
     ),
+    Case(
+        "gather_ranks",
+        "_gather_flagged_kernel",
+        pointers("x out", "*i32") | pointers("addresses counts"),
+        {"RANKS": 8, "PROGRAMS": 128, "WORDS": 1024, "OVERLAPS": True},
+        divisible=("x", "out", "row"),
+    ),
     *(
         Case(
             "copy_entries",

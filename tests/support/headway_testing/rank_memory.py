@@ -13,11 +13,11 @@ PART_BYTES = 4096
 SHAPES = [
     (torch.bfloat16, 3, 40),
     (torch.bfloat16, 1, 7),
-    (torch.float32, 70, 24),  # in two pieces
+    (torch.float32, 70, 24),  # of two programs
     (torch.float32, 1, 1024),
     (torch.uint8, 5, 3),
     (torch.int64, 0, 4),
-    (torch.bfloat16, 130, 33),
+    (torch.bfloat16, 130, 33),  # in three pieces
 ]
 
 
