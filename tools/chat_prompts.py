@@ -80,9 +80,8 @@ What is {idea}? | What are the main causes of {history}? | Explain {idea} to {au
 How does {science} work? | Why is {idea} important? | Tell me about {any}. | Tell me something interesting about {any}. | List {digit} facts on {any}.
 Give me {digit} examples of {idea} in everyday life. | Write a {tone} {form} about {any}. | Write a {form} about {name}, a {job} who loves {thing}.
 Write an email to my boss about {work}. | Write a {tone} letter to {name} about {work}. | Write a {tone} {form} about {animal} in {city}.
-Compare {thing} and {thing2}. | Compare {idea} with {idea2}. | What is the difference between {programming} and {programming2}?
+Compare {thing} and {thing2}. | I feel {feeling}. What can I do? | What is the difference between {programming} and {programming2}?
 How can I get better at {sport}? | How do I start with {hobby}? | I want to become a {job}. What should I do? | What does a {job} do all day?
-What skills does a {job} need? | Give me some advice on {life}. | I feel {feeling}. What can I do? | How can I learn {language} quickly?
 {name} has {number} {item} and buys {number2} more. How many {item} does {name} have now? | What is {number} times {digit}? | What is {big} + {big2}?
 {name} has {big} {item} and gives {number} to {name2}. How many are left? | A train goes {number} km an hour. How far does it go in {digit} hours?
 {number} {item} cost {digit} dollars each. How much is that? | If {digit} boxes hold {number} {item} each, how many {item} are there?
@@ -107,11 +106,11 @@ How did {history} change the world? | Write {digit} quiz questions about {any} w
 """.replace("\n", "|").split("|") if template.strip()]  # fmt: skip
 OPENINGS = ["Hi, ", "Hello! ", "Quick question: ", "I have a question. ", "hey, ", "ok so "]
 ENDINGS = [" Thanks!", " Keep it short.", " Use simple words.", " Please.", " In one paragraph.", " thx"]
-MODULES = """
-argparse array ast asyncio base64 bisect builtins calendar collections concurrent.futures configparser contextlib copy csv datetime decimal difflib
-email.message enum fileinput fractions functools gc gzip heapq html http.client inspect io ipaddress itertools json locale logging math operator os pathlib
-pickle platform pprint queue random re sched secrets selectors shelve shlex shutil smtplib socket socketserver ssl statistics string struct subprocess sys
-tarfile tempfile textwrap threading time types unicodedata unittest unittest.mock urllib.parse urllib.request weakref xml.etree.ElementTree zipfile zlib"""
+MODULES = """argparse array ast asyncio base64 bisect builtins calendar collections concurrent.futures configparser contextlib copy csv datetime decimal
+difflib email.message enum fileinput fractions functools gc gzip heapq html http.client inspect io ipaddress itertools json locale logging math operator os
+pathlib pickle platform pprint queue random re sched secrets selectors shelve shlex shutil smtplib socket socketserver ssl statistics string struct
+subprocess sys tarfile tempfile textwrap threading time types unicodedata unittest unittest.mock urllib.parse urllib.request weakref xml.etree.ElementTree
+zipfile zlib"""
 ON_NAMES = [
     "What does {name} of {module} do?", "Write an example that uses {module}.{name}.", "Explain {module}.{name} to a beginner.",
     "How do I use {module}.{name} in Python?", "what is {module}.{name} for?", "When should I use {name} from the {module} module?",
@@ -220,13 +219,13 @@ def _is_prose(text: str) -> bool:
 
 def _from_model(given: argparse.Namespace) -> Iterator[str]:
     """Yields what the model writes as a user and ends itself. Raises HeadwayError."""
+    config = EngineConfig(model_path=str(given.model), depth=0, device=given.device, dtype=given.dtype)
+    engine, ends = assemble(config, progress=lambda _: None), Defaults.of(given.model).stop_token_ids
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(given.model)
     if not tokenizer.chat_template:
         raise ConfigError(f"{given.model} has no chat template, so it writes no prompts; give --samples 0")
     chat = tokenizer.apply_chat_template([{"role": "user", "content": MARKER}], tokenize=False)
     start = tokenizer.encode(str(chat).partition(MARKER)[0], add_special_tokens=False)
-    config = EngineConfig(model_path=str(given.model), depth=0, device=given.device, dtype=given.dtype)
-    engine, ends = assemble(config, progress=lambda _: None), Defaults.of(given.model).stop_token_ids
     texts: dict[int, str] = {}
 
     def tell(request: Submit, ids: list[int]) -> None:
