@@ -48,3 +48,16 @@ def test_a_token_does_not_depend_on_the_others(
     together = gated_mul(gate_up, activation)
     for tokens in fewer:
         assert torch.equal(gated_mul(gate_up[:tokens].contiguous(), activation), together[:tokens])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("share", [8, 16, 24, 48])
+def test_a_share_of_the_columns_has_the_bits_of_the_whole(
+    share: int, activation: GateActivation, device: torch.device
+) -> None:
+    gate, up = torch.randn(2, 3, 240, generator=torch.Generator().manual_seed(0)).to(device)
+    whole = gated_mul(torch.cat([gate, up], 1), activation)
+    for first in range(0, 240, share):
+        part = slice(first, first + share)
+        found = gated_mul(torch.cat([gate[:, part], up[:, part]], 1), activation)
+        assert torch.equal(found, whole[:, part]), first
