@@ -183,6 +183,10 @@ def prepare_models(resolved: Resolved, models: ModelPair) -> None:
     drafts = () if models.draft is None else models.draft.linears()
     for linear in (*drafts, *(model.linears() if config.fast_math else ())):
         linear.trust_library()
+    if resolved.expanded_bytes > 0:
+        logger.info("expanded copies of quantized weights take %s", format_bytes(resolved.expanded_bytes))
+        for linear in models.linears():
+            linear.keep_expanded()
 
 
 def measured_steps_bytes(
@@ -196,7 +200,7 @@ def measured_steps_bytes(
     )
     gc.collect()
     # Formats may take other than was counted, and what libraries and loaded kernels have taken stays.
-    left = resolved.outline.available - resolved.draft_bytes
+    left = resolved.outline.available - resolved.draft_bytes - resolved.expanded_bytes
     lost = left - available_bytes(models.target.device)
     logger.info(
         "the largest steps and all graphs take %s, libraries and kernels %s",

@@ -89,13 +89,15 @@ class Outline:
     """All that defaults and checks are decided by.
 
     models: have shapes and no memory. available: the bytes of the device that its weights leave; without
-    counts_weights all of them, because what the weights take is not known yet.
+    counts_weights all of them, because what the weights take is not known yet. expanded_bytes: that copies
+    of quantised weights would take.
     """
 
     models: ModelPair
     facts: DeviceFacts
     available: int
     counts_weights: bool = True
+    expanded_bytes: int = 0
 
     @property
     def model(self) -> CausalLM:
@@ -172,4 +174,5 @@ class Outline:
     @classmethod
     def of_loaded(cls, models: ModelPair, facts: DeviceFacts, available: int) -> Outline:
         """Describes models whose weights are loaded."""
-        return cls(models.outline(), facts, available)
+        expanded_bytes = sum(linear.expanded_bytes for linear in models.linears())
+        return cls(models.outline(), facts, available, expanded_bytes=expanded_bytes)

@@ -61,7 +61,8 @@ class Resolved:
 
     config: its max_model_len is what the pool can hold for one request. layers, draft_layers: what the pool
     keeps by layer of each model; drafter_state: what it keeps for the drafter besides. weights_bytes: of the
-    loaded parameters; draft_bytes: of the formats of drafts, less what they replace; rows_bytes: of the
+    loaded parameters; draft_bytes: of the formats of drafts, less what they replace; expanded_bytes: of
+    expanded copies of quantised weights; rows_bytes: of the
     tables and the scratch of all rows, at most; steps_bytes: what is kept for steps and graphs on a GPU, 0 on
     a CPU. num_blocks: 0 where not one request fits, which only an
     inspection sees.
@@ -76,6 +77,7 @@ class Resolved:
     num_parameters: int
     weights_bytes: int
     draft_bytes: int
+    expanded_bytes: int
     rows_bytes: int
     steps_bytes: int
     num_blocks: int
@@ -142,7 +144,8 @@ def resolve(
     if models.draft is not None:
         draft_bytes = models.draft.added_bytes(config.draft_lm_head, config.draft_layers)
         draft_layers = models.draft.state(config.depth + 1)
-    left = outline.available - (draft_bytes if outline.counts_weights else 0)
+    expanded_bytes = outline.expanded_bytes if config.expanded_weights else 0
+    left = outline.available - (draft_bytes if outline.counts_weights else 0) - expanded_bytes
     prefill = prefill_policy(config, outline, left)
     default_threads = None
     if facts.device.type == "cpu":
@@ -170,6 +173,7 @@ def resolve(
         num_parameters=num_parameters,
         weights_bytes=weights_bytes,
         draft_bytes=draft_bytes,
+        expanded_bytes=expanded_bytes,
         rows_bytes=parts.rows_bytes,
         steps_bytes=steps_bytes,
         num_blocks=parts.num_blocks,

@@ -13,7 +13,12 @@ from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig, QuantizeFormat
+from headway.engine.protocol.config import (
+    DraftLayers,
+    DraftLmHead,
+    EngineConfig,
+    QuantizeFormat,
+)
 from headway.engine.protocol.drafters import wanted_drafter
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name
@@ -48,6 +53,7 @@ class Settings:
     draft_layers: DraftLayers
     fast_math: bool
     quantize: QuantizeFormat
+    expanded_weights: bool
     tensor_parallel_size: int
 
     def engine_config(self) -> EngineConfig:
@@ -77,6 +83,7 @@ class Settings:
             draft_layers=self.draft_layers,
             fast_math=self.fast_math,
             quantize=self.quantize,
+            expanded_weights=self.expanded_weights,
             tensor_parallel_size=self.tensor_parallel_size,
         )
         name = drafter_name(config, has_head=model.draft_head is not None)
@@ -121,6 +128,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         draft_layers=given.draft_layers,
         fast_math=given.fast_math,
         quantize=given.quantize,
+        expanded_weights=given.expanded_weights,
         tensor_parallel_size=given.tensor_parallel_size,
     )
 
@@ -202,6 +210,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, kept: str) -> None:
     add("--kv-cache-memory", type=parse_number, metavar="BYTES", help="as of headway serve")
     add("--fast-math", action="store_true", help="as of headway serve")
     add("--quantize", choices=get_args(QuantizeFormat), default="none", help="as of headway serve")
+    add("--expanded-weights", action="store_true", help="as of headway serve")
 
 
 def check_json(path: Path | None) -> None:

@@ -36,7 +36,7 @@ from headway.engine.loading.headers import (
     shortened,
 )
 from headway.engine.loading.packs import num_expanded
-from headway.engine.loading.placing import most_saved_bytes
+from headway.engine.loading.placing import expanded_bytes, most_saved_bytes
 from headway.engine.loading.quantizing import quantized_packs
 from headway.engine.loading.sharing import shared
 from headway.engine.models.model_files import is_folder, read_json_object
@@ -181,14 +181,15 @@ def _served_model(
         return _Model(found, outline, Sizes())
     # Ranks that cannot share the model are a problem by now.
     share = outline if problems.first else outline.outline(group_of(config.tensor_parallel_size))
-    saved = 0
+    saved = expanded = 0
     if place.type == "cpu" and config.cpu_weights != "full" and has_integer_products():
         saved = share.saved_by_integers(config.cpu_weights)
     if device.reads_codes and outline.target.dtype == torch.bfloat16:
         kept = {path: tensor for path, tensor in share.tensors().items() if path in headers}
         headers = headers if problems.first else shared(headers, kept, spec, share.target.group)
-        saved = most_saved_bytes(headers.values())
-    return _Model(found, outline, size_up(config, spec, share, device, problems, saved_bytes=saved))
+        saved, expanded = most_saved_bytes(headers.values()), expanded_bytes(share, headers)
+    sizes = size_up(config, spec, share, device, problems, saved_bytes=saved, expanded_bytes=expanded)
+    return _Model(found, outline, sizes)
 
 
 def _warn_of_ties(found: Checkpoint) -> None:

@@ -39,10 +39,12 @@ def size_up(
     problems: Problems,
     *,
     saved_bytes: int,
+    expanded_bytes: int,
 ) -> Sizes:
     """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
     outline: on the device meta, of the context that is loaded, and of one rank. problems: gets the first that
-    is found. saved_bytes: that weights take less than the outline's, as codes."""
+    is found. saved_bytes: that weights take less than the outline's, as codes; expanded_bytes: see
+    Outline."""
     warn_without_head(config, has_head=outline.draft is not None)
     available = device.bytes_of_rank(config.tensor_parallel_size)
     with problems.noted():
@@ -53,7 +55,9 @@ def size_up(
     if config.max_model_len is not None:
         config = msgspec.structs.replace(config, max_model_len=outline.target.spec.max_position_embeddings)
     with problems.noted():
-        resolved = resolve(config, Outline(outline, device.facts, left), problems.noted)
+        resolved = resolve(
+            config, Outline(outline, device.facts, left, expanded_bytes=expanded_bytes), problems.noted
+        )
         if resolved.num_blocks > 0:
             warn_of_cut_context(config, spec, resolved)
         info = engine_info(resolved) if resolved.num_blocks > 0 else None
@@ -69,6 +73,7 @@ def _memory(resolved: Resolved) -> MemoryReport:
         dtype=config.dtype,
         weights_bytes=resolved.weights_bytes,
         draft_weights_bytes=resolved.draft_bytes,
+        expanded_bytes=resolved.expanded_bytes,
         rotary_bytes=resolved.outline.model.rotary_bytes,
         rows_bytes=resolved.rows_bytes,
         steps_bytes=resolved.steps_bytes,

@@ -87,8 +87,14 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of the weight in its format."""
-        return _nbytes_of(self._stored)
+        """Returns the bytes of the weight in its format, without an expanded copy beside it."""
+        stored = self._stored
+        return _nbytes_of(stored._replace(many=None) if isinstance(stored, QuantizedWeight) else stored)
+
+    @property
+    def expanded_bytes(self) -> int:
+        """Returns the bytes that `keep_expanded` takes."""
+        return self.num_weights * torch.bfloat16.itemsize if self.is_quantized else 0
 
     @property
     def own_bytes(self) -> int:
@@ -208,6 +214,14 @@ class Linear:
             self._stored = stored._replace(is_library_ordered=tried[self.kind])
         else:
             self._stored = DenseWeight(self.weight, True, tried[self.kind])
+
+    def keep_expanded(self) -> None:
+        """From now on many rows multiply by an expanded copy of a quantised weight, whose order of sums is
+        settled."""
+        if isinstance(self._stored, QuantizedWeight):
+            expanded = expanded_weight(self._stored)
+            many = DenseWeight(expanded, True, self._stored.is_library_ordered)
+            self._stored = self._stored._replace(many=many)
 
     def trust_library(self) -> None:
         """From now on the library multiplies many rows by an expanded weight, whatever its order of sums."""

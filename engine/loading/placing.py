@@ -83,6 +83,16 @@ def most_saved_bytes(headers: Iterable[Header | Reader]) -> int:
     return sum(pack.saved_bytes for header in headers for pack in _packs_of(header))
 
 
+def expanded_bytes(models: ModelPair, headers: Mapping[str, Header]) -> int:
+    """Returns the bytes of expanded copies of linear layers whose codes stay in memory, if those of all
+    quantised ones do."""
+    return sum(
+        linear.num_weights * torch.bfloat16.itemsize
+        for linear in models.linears()
+        if any(_packs_of(headers.get(path)) for path in linear.tensors())
+    )
+
+
 def _packs_of(header: Header | Reader | None) -> list[Pack]:
     if isinstance(header, StackedExperts):
         return [pack for own in header.experts for part in own.values() for pack in _packs_of(part)]

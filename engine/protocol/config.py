@@ -59,7 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     most; None: drafts change no text. audit_rate: the share of the finished requests that is computed
     again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked; draft_layers:
     weights and inputs of those of the draft layers' products that follow a norm. The target's are as they
-    are stored, or as quantize says: how linear weights are quantised as they are read. cpu_weights: the
+    are stored, or as quantize says: how linear weights are quantised as they are read. expanded_weights:
+    keeps expanded copies of quantised ones on a GPU, by which many rows multiply. cpu_weights: the
     form in which a CPU multiplies by them, without effect on a GPU; int8 and int4 give other texts.
     deterministic: refuses to start where a row's text could depend on how many are computed with it, on the
     depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. tensor_parallel_size:
@@ -73,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     quantize: QuantizeFormat = "none"
     quantize_lm_head: bool = False
+    expanded_weights: bool = False
     cpu_weights: CpuWeights = "full"
     depth: int = 3
     chooses_depth: bool = False

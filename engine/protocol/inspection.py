@@ -82,7 +82,8 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the device, in the order in which they are taken.
 
-    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace. rotary_bytes: the
+    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace.
+    expanded_bytes: copies of quantised weights that --expanded-weights keeps. rotary_bytes: the
     table of positions. rows_bytes: of all requests that can run at once, whatever their length;
     steps_bytes: estimated, what is kept on a GPU for steps and captured graphs; row_state_bytes: of one
     request's recurrent state, beside them. token_bytes: of one token of context over
@@ -93,6 +94,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     weights_bytes: int
     draft_weights_bytes: int
+    expanded_bytes: int = 0
     rotary_bytes: int
     rows_bytes: int
     steps_bytes: int

@@ -28,6 +28,7 @@ from headway.kernels.reference.linear._padded_linear import padded_linear
 from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.types._epilogue import PLAIN, Activation, Epilogue
 from headway.kernels.types._weights import (
+    MOST_ROWS_BESIDE_MANY,
     DenseWeight,
     Float8Weight,
     Int4ScreenedWeight,
@@ -51,6 +52,7 @@ def linear(
     written. Only dense weights that are not batch-invariant read or write deferred norms. No launch that is
     still under way may write the weight.
     """
+    weight = _of_rows(x.values, weight)
     if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
         return _ordered(x, weight, epilogue, out)
     if isinstance(weight, QuantizedWeight):
@@ -68,6 +70,16 @@ def linear(
     if epilogue.residual is not None:
         return Activation(torch.add(epilogue.residual, product, out=out))
     return Activation(product if out is None else out.copy_(product))
+
+
+def _of_rows(
+    x: torch.Tensor,  # [rows, in]
+    weight: Weight,
+) -> Weight:
+    """Returns the expanded weight where it has one for so many rows, else the weight."""
+    if isinstance(weight, QuantizedWeight) and weight.many is not None and len(x) > MOST_ROWS_BESIDE_MANY:
+        return weight.many
+    return weight
 
 
 def has_order(weight: Weight, device: torch.device) -> bool:
@@ -97,6 +109,7 @@ def adds_residual(
 ) -> bool:
     """Returns whether a product is best added to a residual in its epilogue, or else with the norm after
     it."""
+    weight = _of_rows(x, weight)
     if isinstance(weight, QuantizedWeight):
         return multiplies_codes(x)
     if not isinstance(weight, DenseWeight) or not x.is_cuda:
@@ -139,6 +152,9 @@ def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
     """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a
     batch-invariant weight; none where the library computes many rows, and for other weights. Without an
     activation: captured steps of few prompt tokens have gates of few rows."""
+    if isinstance(weight, QuantizedWeight) and weight.many is not None:
+        few = rows_of_each_code_kernel(min(most_rows, MOST_ROWS_BESIDE_MANY))
+        return few + rows_of_each_kernel(weight.many, most_rows)
     if isinstance(weight, QuantizedWeight):
         few = rows_of_each_code_kernel(most_rows)
         return (

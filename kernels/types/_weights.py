@@ -8,6 +8,9 @@ import torch
 
 from headway.kernels.types._code_tiles import CHUNKS, OUTPUTS
 
+# Of quantised weights that have an expanded copy, rows that read the codes at most.
+MOST_ROWS_BESIDE_MANY = 64
+
 
 class DenseWeight(NamedTuple):
     """A weight in the model's dtype.
@@ -76,7 +79,8 @@ class QuantizedWeight(NamedTuple):
     order of `paired_outputs` where they are paired. scales: of an output and all its inputs, or of each 128
     of them, outputs in that order, too; zeros: of integers, likewise, or None for 8. is_library_ordered: of
     the expanded weight, see DenseWeight. rest: further outputs, which are no codes and follow the others; of
-    a weight that is not paired.
+    a weight that is not paired. many: the expanded weight, by which more than MOST_ROWS_BESIDE_MANY rows
+    multiply; None: it is expanded for a product.
     """
 
     codes: torch.Tensor  # [out / 64, in / chunk, 128, 16] uint8
@@ -86,6 +90,7 @@ class QuantizedWeight(NamedTuple):
     is_paired: bool
     is_library_ordered: bool = False
     rest: torch.Tensor | None = None  # [out, in] bfloat16
+    many: DenseWeight | None = None
 
     @property
     def num_coded(self) -> int:

@@ -83,9 +83,10 @@ def _weights(model: Inspection) -> str:
         expanded = f", {model.num_expanded:,} weights are expanded" if model.num_expanded else ""
         parts.append(f"quantized ({model.quantization}){expanded}")
     if model.memory is not None:
-        parts.append(
-            f"served as {model.memory.dtype}, {readable_size(model.memory.weights_bytes)}{_each(model)}"
-        )
+        copies = model.memory.expanded_bytes
+        beside = f", and {readable_size(copies)} of expanded copies" if copies else ""
+        size = readable_size(model.memory.weights_bytes)
+        parts.append(f"served as {model.memory.dtype}, {size}{beside}{_each(model)}")
     return "; ".join(parts) or "no tensors could be read"
 
 

@@ -271,6 +271,8 @@ MODEL = [
     Option("quantize", one_of(*get_args(QuantizeFormat)), "none", "quantize the weights of linear layers as they are read: fp8, int8 or int4; "
            "`headway quantize` writes the same to a folder", "FORMAT"),
     Option("quantize-lm-head", parse_switch, False, "quantize the weight before the logits, too", is_for_few=True),
+    Option("expanded-weights", parse_switch, False, "on a GPU, keep an expanded copy of quantized weights beside their codes: passes of more than 64 tokens, such as "
+           "prompts, are faster, and less memory is left for the KV cache", is_for_few=True),
     Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, what linear layers and experts multiply by: full, or int8 or int4, which "
            "are faster and give other texts, the same at any depth and batch", "NAME", is_for_few=True),
     Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "
@@ -279,7 +281,7 @@ MODEL = [
            "depend on other requests where two tokens all but tie"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's, or what fits)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
-    Option("tensor-parallel-size", parse_int, 1, "on a CPU, processes that compute the model together, each with a share of its heads, "
+    Option("tensor-parallel-size", parse_int, 1, "processes that compute the model together, each on a GPU of its own or on the CPU, with a share of its heads, "
            "weights and KV cache (also --tp); --threads and --kv-cache-memory are those of each. Changes no text", is_for_few=True),
 ]  # fmt: skip
 SPECULATION = [

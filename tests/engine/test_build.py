@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -451,6 +452,20 @@ def test_a_small_gpu_is_refused_by_what_was_measured_alone(
     assert tried[0].max_model_len == info.max_model_len == models.target.spec.max_position_embeddings
     with pytest.raises(ConfigError, match="beside what steps take"):
         assemble(config, progress=lambda _: None)
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_expanded_copies_leave_less_for_the_kv_cache(is_wanted: bool) -> None:
+    config, whole = EngineConfig(model_path=""), outline(num_layers=36)
+    plain = resolve(config, whole, steps_bytes=0)
+    found = resolve(
+        msgspec.structs.replace(config, expanded_weights=is_wanted),
+        replace(whole, expanded_bytes=10 << 30),
+        steps_bytes=0,
+    )
+    assert found.expanded_bytes == (10 << 30) * is_wanted
+    lost = (plain.num_blocks - found.num_blocks) * plain.block_bytes
+    assert (0.9 * (10 << 30) < lost < 10 << 30) if is_wanted else lost == 0
 
 
 @pytest.mark.parametrize(("num_layers", "expected"), [(1, 2**31 // (16 * 8 * 128)), (36, 16)])

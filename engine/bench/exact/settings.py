@@ -50,6 +50,7 @@ class Settings:
     drafter: str
     fast_math: bool
     quantize: QuantizeFormat
+    expanded_weights: bool
     tensor_parallel_size: int
 
     @property
@@ -91,6 +92,7 @@ class Settings:
             threads=self.threads,
             fast_math=self.fast_math,
             quantize=self.quantize,
+            expanded_weights=self.expanded_weights,
             tensor_parallel_size=num_ranks,
         )
 
@@ -128,6 +130,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         drafter=given.drafter,
         fast_math=given.fast_math,
         quantize=given.quantize,
+        expanded_weights=given.expanded_weights,
         tensor_parallel_size=given.tensor_parallel_size,
     )
 

@@ -9,6 +9,7 @@ from headway_testing.products import ACTIVATIONS
 
 from headway.kernels import (
     Activation,
+    DenseWeight,
     Epilogue,
     GateActivation,
     QuantizedWeight,
@@ -146,6 +147,8 @@ def test_products_have_the_bits_of_the_expanded_weight(kind: str, shape: tuple[i
         stream = residual[:rows].clone()
         linear(Activation(x), weight, Epilogue(bias, residual=stream), out=stream)
         assert torch.equal(stream, residual[:rows] + plain), rows
+        beside = weight._replace(many=DenseWeight(dense, True, is_ordered))
+        assert torch.equal(linear(Activation(x), beside, Epilogue(bias)).values, plain), rows
 
 
 @pytest.mark.gpu
@@ -165,6 +168,22 @@ def test_gates_have_the_bits_of_the_expanded_weight(
     for rows in ROWS:
         found = linear(Activation(x[:rows]), weight, Epilogue(bias, activation)).values
         assert torch.equal(found, ordered_linear(x[:rows], dense, bias, gate=activation)), rows
+        beside = weight._replace(many=DenseWeight(dense, True))
+        assert torch.equal(linear(Activation(x[:rows]), beside, Epilogue(bias, activation)).values, found), (
+            rows
+        )
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_more_than_64_rows_multiply_by_the_copy(is_paired: bool) -> None:
+    weight = weight_of("int4", 128, 256, CPU, is_paired=is_paired)
+    gate: GateActivation | None = "silu" if is_paired else None
+    other = DenseWeight(torch.zeros(128, 256, dtype=torch.bfloat16), True)
+    torch.manual_seed(0)
+    x = torch.randn(65, 256).bfloat16()
+    for rows, is_copy in ((64, False), (65, True)):
+        found = linear(Activation(x[:rows]), weight._replace(many=other), Epilogue(gate=gate)).values
+        assert bool((found == 0).all()) == is_copy
 
 
 @pytest.mark.gpu
