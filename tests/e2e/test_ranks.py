@@ -59,15 +59,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Server]:
-    arguments = "--tp", "2", "--engine-timeout", f"{TIMEOUT_SECONDS:g}", "--replay", "5"
+def device(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "cpu"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, device: str) -> Iterator[Server]:
+    arguments = "--tp", "2", "--engine-timeout", f"{TIMEOUT_SECONDS:g}", "--replay", "5", "--device", device
     yield from running_server(*arguments, environment={"TMPDIR": str(folder)})
 
 
 @pytest.fixture(scope="module")
-def wanted() -> list[object]:
+def wanted(device: str) -> list[object]:
     """What one process answers."""
-    servers = running_server()
+    servers = running_server("--device", device)
     found = choices(next(servers))
     assert list(servers) == []
     return found
@@ -135,6 +140,10 @@ def held_by(server: Server, folder: Path) -> tuple[int, int]:
     return len(list(folder.rglob("*"))), len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
+ON_TWO_GPUS = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_TWO_GPUS], indirect=True)
 def test_two_ranks_answer_as_one_does(shared: Server, wanted: list[object]) -> None:
     assert get_plain(f"{shared.url}/ready").json()["engine"]["num_ranks"] == 2
     assert choices(shared) == wanted
@@ -142,10 +151,22 @@ def test_two_ranks_answer_as_one_does(shared: Server, wanted: list[object]) -> N
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_requests_outlive_a_rank(
     fault: str, rank: int, shared: Server, folder: Path, wanted: list[object]
 ) -> None:
     survive(shared, folder, fault, rank, wanted)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+@pytest.mark.parametrize("device", [ON_TWO_GPUS], indirect=True)
+@pytest.mark.timeout(300)
+def test_requests_outlive_a_rank_on_two_gpus(
+    fault: str, rank: int, shared: Server, folder: Path, wanted: list[object]
+) -> None:
+    for _ in range(3):
+        survive(shared, folder, fault, rank, wanted)
 
 
 @pytest.mark.long
