@@ -8,7 +8,6 @@ from typing import Any
 
 from headway.server.formats.arguments import lenient_object, object_text, schemas_of
 from headway.server.formats.cursor import (
-    Cursor,
     Markers,
     NoCallError,
     Wait,
@@ -17,8 +16,8 @@ from headway.server.formats.cursor import (
     skip_all,
 )
 from headway.server.formats.json_calls import FENCES, SURPLUS
-from headway.server.formats.parser import TextSink
-from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
+from headway.server.formats.parser import CursorParser, TextSink
+from headway.server.formats.pieces import Reasoning, ToolCall
 
 START, MESSAGE = "<|start|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -37,46 +36,18 @@ def _is_header(text: str) -> bool:
     return "assistant".startswith(text) or text.startswith(("assistant", "<|"))
 
 
-class HarmonyParser:
-    """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
+class HarmonyParser(CursorParser):
+    """Parses the output of one choice.
 
     The text of the analysis channel is reasoning. A message to one of the functions is a call, if its text is
     a JSON object; every other text is content. Headers are no text, unless they are ill-formed.
     """
 
     def __init__(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> None:
+        super().__init__(keeps_leading=True)
         self._known = schemas_of(tools)
-        self._cursor = Cursor()
-        self._pieces: list[Piece] = []
-        self._content = TextSink(
-            lambda text, start: self._pieces.append(Content(text, start)), keeps_leading=True
-        )
         self._reader = self._read(prompt.rpartition(START)[2] if START in prompt else "")
-        self._is_done = False
-        self._is_cut = False
         self.is_in_content = False
-
-    @property
-    def held_content(self) -> str:
-        return self._content.held + self._cursor.text[self._cursor.mark :]
-
-    def feed(self, text: str) -> list[Piece]:
-        """Returns what is certain after this cut of the output."""
-        self._cursor.feed(text)
-        return self._advance()
-
-    def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never
-        raises."""
-        self._is_cut = is_cut
-        self._cursor.is_ended = True
-        return self._advance()
-
-    def _advance(self) -> list[Piece]:
-        if not self._is_done:
-            self._is_done = next(self._reader, self) is self
-        pieces, self._pieces = self._pieces, []
-        return pieces
 
     def _read(self, prompt_header: str) -> Wait:
         """prompt_header: what the prompt has after the last beginning of a message."""

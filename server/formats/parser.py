@@ -96,38 +96,18 @@ class Surroundings:
         return not self._is_fenced and not self._tail.endswith(("[", "{", "(", ",", "`", '"', "'", '":', "'"))
 
 
-class StreamParser:
-    """Parses the output of one choice. Mutable: fed by the writer of the choice alone.
+class CursorParser:
+    """What parsers of one choice's output share. Mutable: fed by the writer of the choice alone.
 
-    thinking: how reasoning is delimited. is_thinking: the prompt has opened it. calls_end_thinking: calls at
-    the end of reasoning that was not closed are calls; elsewhere in it they are drafts, and are reasoning.
+    keeps_leading: whitespace before the first content is content.
     """
 
-    def __init__(
-        self,
-        calls: CallForm | None,
-        thinking: Sequence[tuple[str, str]],
-        tools: Sequence[dict[str, Any]] | None,
-        *,
-        open_thinking: str | None,
-        calls_end_thinking: bool,
-    ) -> None:
-        self._calls = calls if tools else None
-        self._thinking = dict(thinking)
-        self._schemas = schemas_of(tools)
-        self._openers = self._calls.openers if self._calls else ()
-        self._starts = self._calls.starts if isinstance(self._calls, JsonCalls | PythonicCalls) else ()
-        inline = self._starts if isinstance(self._calls, JsonCalls) else ()
-        self._markers = Markers((*self._openers, *inline))
-        self._surroundings = Surroundings()
-        self._is_cut = False
-        self._calls_end_thinking = calls_end_thinking
+    def __init__(self, *, keeps_leading: bool) -> None:
         self._cursor = Cursor()
         self._pieces: list[Piece] = []
-        self._content = TextSink(self._write_content, keeps_leading=open_thinking is None)
-        self.is_in_content = open_thinking is None
-        self._reader = self._read(open_thinking)
-        self._is_done = False
+        self._content = TextSink(self._write_content, keeps_leading=keeps_leading)
+        self._is_done = self._is_cut = False
+        self._reader: Wait
 
     @property
     def held_content(self) -> str:
@@ -151,6 +131,39 @@ class StreamParser:
         pieces, self._pieces = self._pieces, []
         return pieces
 
+    def _write_content(self, text: str, start: int) -> None:
+        self._pieces.append(Content(text, start))
+
+
+class StreamParser(CursorParser):
+    """Parses the output of one choice.
+
+    thinking: how reasoning is delimited. is_thinking: the prompt has opened it. calls_end_thinking: calls at
+    the end of reasoning that was not closed are calls; elsewhere in it they are drafts, and are reasoning.
+    """
+
+    def __init__(
+        self,
+        calls: CallForm | None,
+        thinking: Sequence[tuple[str, str]],
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        open_thinking: str | None,
+        calls_end_thinking: bool,
+    ) -> None:
+        super().__init__(keeps_leading=open_thinking is None)
+        self._calls = calls if tools else None
+        self._thinking = dict(thinking)
+        self._schemas = schemas_of(tools)
+        self._openers = self._calls.openers if self._calls else ()
+        self._starts = self._calls.starts if isinstance(self._calls, JsonCalls | PythonicCalls) else ()
+        inline = self._starts if isinstance(self._calls, JsonCalls) else ()
+        self._markers = Markers((*self._openers, *inline))
+        self._surroundings = Surroundings()
+        self._calls_end_thinking = calls_end_thinking
+        self.is_in_content = open_thinking is None
+        self._reader = self._read(open_thinking)
+
     def _read(self, open_thinking: str | None) -> Wait:
         if open_thinking is not None:
             yield from self._read_thinking(self._thinking[open_thinking])
@@ -166,7 +179,7 @@ class StreamParser:
         self._content.end()
 
     def _write_content(self, text: str, start: int) -> None:
-        self._pieces.append(Content(text, start))
+        super()._write_content(text, start)
         self._surroundings.take(text)
 
     def _next_marker(self) -> Generator[None, None, str | None]:
