@@ -9,12 +9,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import httpx
@@ -31,6 +30,7 @@ from headway_testing.fleets import (
     free_port,
     started,
     wait_until,
+    wait_until_begun,
 )
 
 pytestmark = [
@@ -138,8 +138,12 @@ def kill_an_ingress(cluster: Fleet, wanted: list[str]) -> None:
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         # Ray's proxy asks ingresses for their load, and knows it for 10 s; else all streams may go to one.
         list(pool.map(lambda _: httpx.get(f"{cluster.url}/version", timeout=60), range(2 * NUM_STREAMS)))
-        asked = [pool.submit(completion, cluster.url, i, stream=True, **LASTING) for i in range(NUM_STREAMS)]
-        time.sleep(3.0)
+        begun = Semaphore(0)
+        asked = [
+            pool.submit(completion, cluster.url, i, begun=begun, stream=True, **LASTING)
+            for i in range(NUM_STREAMS)
+        ]
+        wait_until_begun(begun, NUM_STREAMS)
         assert not any(future.done() for future in asked)
         killed = cluster.ingresses()[0]
         os.kill(killed, signal.SIGKILL)

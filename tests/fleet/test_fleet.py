@@ -9,11 +9,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import httpx
@@ -33,6 +33,7 @@ from headway_testing.fleets import (
     parent_of,
     started,
     wait_until,
+    wait_until_begun,
 )
 from headway_testing.killing import Killing, ask, mixed_requests
 from headway_testing.prometheus import (
@@ -124,7 +125,7 @@ def test_every_api_answers_as_one_server_does(fleet: Fleet, single: Server, name
     assert streams[0].headers["content-type"] == streams[1].headers["content-type"]
     assert "headway" not in " ".join(streams[0].headers)
     assert not re.search("^:", streams[0].text, re.MULTILINE), "comments for the ingress alone"
-    texts = [text_of(events_of(stream)) for stream in streams]
+    texts = [text_of(events_of(stream.text)) for stream in streams]
     assert texts[0] == texts[1] != ""
 
 
@@ -212,12 +213,17 @@ def test_streams_outlive_what_is_killed(fleet: Fleet, single: Server, what: str,
     with ThreadPoolExecutor(16) as pool:
         wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(16)))
         for number in range(num_kills):
-            asked = [pool.submit(completion, fleet.url, i, stream=i < 12, **LASTING) for i in range(16)]
-            time.sleep(3.0)
+            begun = Semaphore(0)
+            asked = [
+                pool.submit(completion, fleet.url, i, begun=begun, stream=i < 12, **LASTING)
+                for i in range(16)
+            ]
+            wait_until_begun(begun, 12)
             server = fleet.servers()[number % NUM_REPLICAS]
             engine = next(pid for pid in descendants(server) if "headway.engine.process" in command_of(pid))
             victim = {"engine": engine, "server": server, "actor": parent_of(server)}[what]
-            assert not all(future.done() for future in asked)
+            assert load_of(server)["num_requests"] > 0
+            assert not any(future.done() for future in asked)
             os.kill(victim, signal.SIGKILL)
             assert [future.result() for future in asked] == wanted
             fleet.wait_for_replicas(NUM_REPLICAS, without=server if what != "engine" else 0)
@@ -242,8 +248,9 @@ def test_a_signal_lets_streams_finish_and_leaves_no_process(fleet: Fleet, single
     """It is the last test of this fleet."""
     with ThreadPoolExecutor(8) as pool:
         wanted = list(pool.map(lambda i: completion(single.url, i, **LASTING), range(8)))
-        asked = [pool.submit(completion, fleet.url, i, stream=True, **LASTING) for i in range(8)]
-        time.sleep(3.0)
+        begun = Semaphore(0)
+        asked = [pool.submit(completion, fleet.url, i, begun=begun, stream=True, **LASTING) for i in range(8)]
+        wait_until_begun(begun, 8)
         assert not any(future.done() for future in asked)
         assert end(fleet) == 0
         assert [future.result() for future in asked] == wanted

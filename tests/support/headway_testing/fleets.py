@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import httpx
@@ -133,23 +134,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def events_of(answer: httpx.Response) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+def events_of(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def completion(url: str, number: int, **fields: Any) -> str:
+def completion(url: str, number: int, *, begun: Semaphore | None = None, **fields: Any) -> str:
+    """Returns the text. begun: released once, when some of the answer has come."""
     body = {
         "prompt": f"def f{number}(x):\n    ",
         "max_tokens": 60,
         "seed": number,
         "temperature": 0.9,
     } | fields
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
-    assert answer.status_code == 200, answer.text
+    text = ""
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as answer:
+        for piece in answer.iter_text():
+            if begun and not text:
+                begun.release()
+            text += piece
+    assert answer.status_code == 200, text
     if fields.get("stream"):
-        events = events_of(answer)
-        assert answer.text.endswith("data: [DONE]\n\n")
+        events = events_of(text)
+        assert text.endswith("data: [DONE]\n\n")
         assert len({event["id"] for event in events}) == 1
         return "".join(event["choices"][0]["text"] for event in events)
-    return answer.json()["choices"][0]["text"]
+    return json.loads(text)["choices"][0]["text"]
+
+
+def wait_until_begun(begun: Semaphore, number: int) -> None:
+    """Waits for so many answers, whatever the machine's pace."""
+    for _ in range(number):
+        assert begun.acquire(timeout=START_SECONDS)
