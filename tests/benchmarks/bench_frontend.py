@@ -80,14 +80,14 @@ def parse_arguments() -> argparse.Namespace:
 def measure(load: Load, *, profile: str | None) -> Figures:
     with api_process(load.round_seconds, profile=profile) as (process, url):
         asyncio.run(run_streams(url, load.streams, WARM_UP_EVENTS))
-        read_sent(process)
+        read_sent(process, load.streams)
         memory = resident_bytes(process.pid)
         before = cpu_seconds(process.pid)
         started = time.monotonic()
         streams = asyncio.run(run_streams(url, load.streams, load.events))
         seconds = time.monotonic() - started
         spent = cpu_seconds(process.pid) - before
-        sent = read_sent(process)
+        sent = read_sent(process, load.streams)
         grown = resident_bytes(process.pid) - memory
     num_events = load.streams * load.events
     return Figures(

@@ -85,12 +85,15 @@ def _wait_for_url(process: Process) -> str:
     raise RuntimeError("the server did not start")
 
 
-def read_sent(process: Process) -> dict[str, list[float]]:
-    """When the engine sent the events of each stream in the burst that has just ended."""
+def read_sent(process: Process, num_streams: int) -> dict[str, list[float]]:
+    """When the engine sent the events of each stream of one run. Of streams that have ended before the others
+    came it tells in a line of their own."""
     assert process.stderr is not None
+    sent: dict[str, list[float]] = {}
     for line in process.stderr:
         if line.startswith('{"sent"'):
-            sent: dict[str, list[float]] = json.loads(line)["sent"]
+            sent |= json.loads(line)["sent"]
+        if len(sent) == num_streams:
             return sent
     raise RuntimeError("the engine has not reported")
 
