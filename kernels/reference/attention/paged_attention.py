@@ -6,14 +6,13 @@ result does not depend on the window or the rows that it is computed with: see `
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from headway.kernels.types._score_rule import ScoreRule
 
-# Matrix products of fewer rows take another code path, whose sums round differently.
-_QUERY_MULTIPLE = 4
+# Matrix products of fewer rows take another code path, whose sums round differently: with AVX-512 those of up
+# to 4 rows of 96 or 128 numbers, and of up to 8 rows of more.
+_QUERY_MULTIPLE = 16
 # PyTorch's fused attention starts a new sum every _CHUNK keys. Of these MKL sums up to _WHOLE without a
 # split; where it splits more, depends on their number and on the processor.
 _WHOLE, _CHUNK = 192, 512
@@ -51,14 +50,15 @@ def paged_attention(
     used = torch.nn.functional.pad(table.clamp(min=0), (0, num_gathered - table.shape[1]))
     first_of_run = _first_of_run(table, num_gathered, len(key_cache)) if rows == 1 else None
 
-    padding = -window % (_QUERY_MULTIPLE // math.gcd(_QUERY_MULTIPLE, group))
-    if padding:
-        query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, padding))
-    ends = start_positions[:, None] + torch.arange(window + padding, device=query.device)
+    ends = start_positions[:, None] + torch.arange(window, device=query.device)
     places = torch.arange(first_block * block_size, blocks * block_size, device=query.device)
     # The heads that share keys stand side by side as further queries.
     mask = _visible(places, ends, rule)[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
-    folded = query.view(rows, -1, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    folded = query.view(rows, window, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    padding = -window * group % _QUERY_MULTIPLE
+    if padding:
+        folded = torch.nn.functional.pad(folded, (0, 0, 0, padding))
+        mask = torch.nn.functional.pad(mask, (0, 0, 0, padding), value=True)
     step = _rows_at_once(num_gathered * key_cache[0].nbytes)
     for first in range(0, rows, step):
         some = slice(first, first + step)
@@ -74,10 +74,11 @@ def paged_attention(
             is_foreign = ((places > last) | (places < rule.first_position))[:, None, :, None]
             keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
         heads = _attended(folded[some], keys, values, mask[some], rule)
-        by_window = heads.view(len(heads), kv_heads, -1, group, head_dim)[:, :, :window].transpose(1, 2)
+        by_window = heads[:, :, : window * group].view(len(heads), kv_heads, window, group, head_dim)
+        by_window = by_window.transpose(1, 2)
         result[some].copy_(by_window.flatten(2, 3))
     if rule.first_position > int(start_positions.min()):
-        result.masked_fill_((ends[:, :window] < rule.first_position)[..., None, None], 0)
+        result.masked_fill_((ends < rule.first_position)[..., None, None], 0)
     return result
 
 

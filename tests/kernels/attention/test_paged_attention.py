@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headway.kernels import ScoreRule, paged_attention
+from headway.kernels.reference.attention.paged_attention import paged_attention as paged_attention_twin
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 BLOCK_SIZE = 16
@@ -99,6 +100,23 @@ def test_softmax_over_the_visible_keys(
     result = case.run()
     assert result.dtype == dtype
     torch.testing.assert_close(result.double().cpu(), case.expected(), rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 30.0])
+@pytest.mark.parametrize("group", [1, 2, 3, 7])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_a_query_of_a_cpu_has_its_bits_in_any_window(head_dim: int, group: int, soft_cap: float) -> None:
+    """Products of few rows take other paths, which depend on the processor and on head_dim."""
+    generator = torch.Generator().manual_seed(head_dim + group)
+    keys, values = torch.randn(2, 40, 16, 2, head_dim, generator=generator)
+    query = torch.randn(1, 40, 2 * group, head_dim, generator=generator)
+    rule, table = ScoreRule(head_dim**-0.5, soft_cap=soft_cap), torch.arange(40)[None]
+    for start in (1, 500):
+        starts = torch.tensor([start])
+        whole = paged_attention_twin(query, keys, values, table, starts, rule)
+        for window in (1, 2, 3, 4, 5, 8, 11, 17):
+            part = paged_attention_twin(query[:, :window].contiguous(), keys, values, table, starts, rule)
+            assert torch.equal(part, whole[:, :window]), (start, window)
 
 
 @pytest.mark.parametrize("first_position", [1, 5, 17])
