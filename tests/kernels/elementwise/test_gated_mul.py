@@ -51,11 +51,12 @@ def test_a_token_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("share", [8, 16, 24, 48])
 def test_a_share_of_the_columns_has_the_bits_of_the_whole(
-    share: int, activation: GateActivation, device: torch.device
+    share: int, dtype: torch.dtype, activation: GateActivation, device: torch.device
 ) -> None:
-    gate, up = torch.randn(2, 3, 240, generator=torch.Generator().manual_seed(0)).to(device)
+    gate, up = torch.randn(2, 3, 240, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     whole = gated_mul(torch.cat([gate, up], 1), activation)
     for first in range(0, 240, share):
         part = slice(first, first + share)
