@@ -154,7 +154,8 @@ def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
     activation: captured steps of few prompt tokens have gates of few rows."""
     if isinstance(weight, QuantizedWeight) and weight.many is not None:
         few = rows_of_each_code_kernel(min(most_rows, MOST_ROWS_BESIDE_MANY))
-        return few + rows_of_each_kernel(weight.many, most_rows)
+        of_many = rows_of_each_kernel(weight.many, most_rows)
+        return few + [rows for rows in of_many if rows > MOST_ROWS_BESIDE_MANY]
     if isinstance(weight, QuantizedWeight):
         few = rows_of_each_code_kernel(most_rows)
         return (

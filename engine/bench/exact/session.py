@@ -13,6 +13,7 @@ from headway.engine.bench.measure import Post
 from headway.engine.build import Engine
 from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import Begun, EngineLoop, Handle, Launcher
+from headway.engine.parallel.ranks import Ranks
 from headway.engine.protocol.errors import HeadwayError
 from headway.engine.protocol.messages import RoundOutput, Submit, TokenEvent
 from headway.engine.scheduling.plan import Plan
@@ -77,6 +78,7 @@ class Session:
         self._start_again = start_again
         self._num_submitted = 0
         self._running: dict[int, _Running] = {}
+        self._ranks: Ranks | None = None
         self._begin(start())
 
     def restart(self) -> None:
@@ -88,11 +90,12 @@ class Session:
 
     def close(self) -> None:
         """Ends the other ranks of the engine, if it has any."""
-        if self.engine.ranks is not None:
-            self.engine.ranks.close()
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
 
     def _begin(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine, self._ranks = engine, engine.ranks
         self._post = Post()
         self._own_prefill = engine.scheduler.prefill
         self.prompt_grid = engine.runner.model.spec.prompt_grid

@@ -131,7 +131,7 @@ class Soak:
         text, num_tokens = self._text(index), 1 + index % self._num_tokens
         preempt_at = chance.randrange(num_tokens) if chance.random() < 0.1 else None
         sampling = text.sampling(is_scored=self._is_scored(index))
-        prediction = self._predictions.get(text.index, []) if self._texts else []
+        prediction = self._predictions.get(text.index, [])
         return Job(text.prompt, sampling, num_tokens, "soak", preempt_at=preempt_at, prediction=prediction)
 
     def _keep(self, key: int, answer: Answer) -> None:
