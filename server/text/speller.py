@@ -13,6 +13,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
+_DRAWS = 100  # of a secret; a tokenizer may have each digit as an added token
+
 
 class Speller:
     """Encodes chats of which only the template's structural tokens become tokens. Mutable: makes a copy of
@@ -84,8 +86,8 @@ def _has_normalizer(tokenizer: HFTokenizer) -> bool:
 def _renamed(
     original: HFTokenizer, pattern: re.Pattern[str] | None, *, begins_text: bool
 ) -> RenamedTokenizer:
-    secret = f"~{secrets.randbelow(10**18):018}~"
     added = sorted(original.get_added_tokens_decoder().items())
+    secret = _secret({token.content for _, token in added})
     structural = {i: t.content for i, t in added if pattern is not None and pattern.fullmatch(t.content)}
     names = {content: f"{secret}{i}~" for i, content in structural.items()}
     copy = HFTokenizer(original.model)
@@ -114,6 +116,16 @@ def _renamed(
     ids = {new_id: i for new_id, i in pairs if new_id is not None}
     assert len(ids) == len(added), "each added token has an id of its own in the copy"
     return RenamedTokenizer(copy, pattern, names, ids, structural)
+
+
+def _secret(contents: set[str]) -> str:
+    """Returns what no client can guess and, where that can be, has no added token in it, which would be found
+    there."""
+    for _ in range(_DRAWS):
+        secret = f"~{secrets.randbelow(10**18):018}~"
+        if not any(text in secret for text in contents):
+            break
+    return secret
 
 
 def _without_first_space(original: HFTokenizer) -> HFTokenizer:

@@ -21,6 +21,7 @@ from headway.server.app import create_app
 from headway.server.base.conversation import Conversation
 from headway.server.base.errors import ApiError
 from headway.server.requests.services import Services
+from headway.server.text import speller
 from headway.server.text.chat_template import ChatRenderer, ChatTemplate
 from headway.server.text.control_text import ChatPrompt
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
@@ -150,6 +151,17 @@ async def prompt_of(messages: Messages, source: str, tokenizer: Tokenizer) -> Ch
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     folder: Path = tmp_path_factory.mktemp("origins")
     return {kind: load_tokenizer(tiny_tokenizers.save(folder / kind, make())) for kind, make in KINDS.items()}
+
+
+def test_a_secret_with_an_added_token_in_it_is_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens such as 2026 are found before the names of those that are looked for in normalised text."""
+    drawn = iter([2026 * 10**9, 7, 7])
+    monkeypatch.setattr(speller.secrets, "randbelow", lambda _: next(drawn))
+    tokenizer = load_tokenizer(tiny_tokenizers.save(tmp_path, make_byte_level()))
+    ids = tokenizer.encode_chat(ChatPrompt("<think>a~0~", "~", ("<|im_start|>",)))
+    assert ids[0] == tokenizer.token_id("<think>")
 
 
 def structural_ids(ids: list[int], tokenizer: Tokenizer) -> list[int]:
