@@ -62,10 +62,9 @@ class Resolved:
     config: its max_model_len is what the pool can hold for one request. layers, draft_layers: what the pool
     keeps by layer of each model; drafter_state: what it keeps for the drafter besides. weights_bytes: of the
     loaded parameters; draft_bytes: of the formats of drafts, less what they replace; expanded_bytes: of
-    expanded copies of quantised weights; rows_bytes: of the
-    tables and the scratch of all rows, at most; steps_bytes: what is kept for steps and graphs on a GPU, 0 on
-    a CPU. num_blocks: 0 where not one request fits, which only an
-    inspection sees.
+    expanded copies of quantised weights; rows_bytes: of the tables and the scratch of all rows, at most;
+    steps_bytes: what is kept for steps and graphs on a GPU, 0 on a CPU. num_blocks: 0 where not one request
+    fits, which only an inspection sees.
     """
 
     config: EngineConfig

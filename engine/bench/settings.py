@@ -13,12 +13,7 @@ from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
 from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import (
-    DraftLayers,
-    DraftLmHead,
-    EngineConfig,
-    QuantizeFormat,
-)
+from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig, QuantizeFormat
 from headway.engine.protocol.drafters import wanted_drafter
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.speculation.select import drafter_name

@@ -48,10 +48,8 @@ def gated_product(
     elements at once are one thread's. Its gelu is like that. Columns beyond the last BYTES_AT_ONCE it
     computes by others, and so those are filled up, lest a share of the columns had other bits.
     """
-    most, missing = (
-        _ELEMENTS_OF_ONE_THREAD[activation],
-        -gate.shape[1] % (BYTES_AT_ONCE // gate.element_size()),
-    )
+    most = _ELEMENTS_OF_ONE_THREAD[activation]
+    missing = -gate.shape[1] % (BYTES_AT_ONCE // gate.element_size())
     if missing > 0:
         filled = [functional.pad(part, (0, missing)) for part in (gate, up)]
         return gated_product(filled[0], filled[1], activation)[:, : gate.shape[1]].contiguous()

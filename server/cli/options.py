@@ -272,7 +272,7 @@ MODEL = [
            "`headway quantize` writes the same to a folder", "FORMAT"),
     Option("quantize-lm-head", parse_switch, False, "quantize the weight before the logits, too", is_for_few=True),
     Option("expanded-weights", parse_switch, False, "on a GPU, keep an expanded copy of quantized weights beside their codes: passes of more than 64 tokens, such as "
-           "prompts, are faster, and less memory is left for the KV cache", is_for_few=True),
+           "prompts, multiply by it, and less memory is left for the KV cache", is_for_few=True),
     Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, what linear layers and experts multiply by: full, or int8 or int4, which "
            "are faster and give other texts, the same at any depth and batch", "NAME", is_for_few=True),
     Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "

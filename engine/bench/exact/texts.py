@@ -27,7 +27,7 @@ NUM_TOP = 1  # tokens whose log-probabilities are compared besides that of the s
 SHARE_AT_BORDERS = 0.5  # of prompts that end where a cached prefix may end, or one token before or after
 NUM_BYTES = 256
 CHARACTERS_PER_TOKEN = 8
-# Of a prediction one token is wrong, so that drafts are rejected after any number that are kept.
+# Of so many tokens of a prediction one is wrong: drafts are rejected after any number that are kept.
 WRONG_EVERY = 7
 
 Prompts = Callable[[random.Random, int], list[int]]
