@@ -199,6 +199,7 @@ async def test_the_theme_is_that_of_the_system(chat: ChatPage, answer: Answer) -
     await chat.ask("Hello")
     for theme in ("light", "dark"):
         await chat.page.emulate_media(color_scheme=theme)
+        await expect(chat.find("html")).to_have_attribute("data-theme", theme)
         for selector in ("body", "#chat-settings", ".question .text", "#chat-input"):
             brightness = await chat.find(selector).evaluate(
                 "one => getComputedStyle(one).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"

@@ -51,11 +51,8 @@ class Told:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def show(page: Page, address: str) -> Any:
+async def show(page: Page, address: str, said: list[str]) -> Any:
     """Opens the page with what is told. At the end nothing may have been said on the console."""
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
 
     async def show(told: Told, width: int = 1440) -> Page:
         await page.set_viewport_size({"width": width, "height": 900})
