@@ -30,7 +30,7 @@ from headway.kernels.elementwise.gated_rms_norm import gated_rms_norm
 from headway.kernels.elementwise.rms_norm import add_rms_norm, embed_rms_norm, rms_norm
 from headway.kernels.elementwise.rope_append import rope_append
 from headway.kernels.elementwise.sigmoid_mul import sigmoid_mul
-from headway.kernels.experts._integer_cpu_experts import integer_cpu_expert_weights
+from headway.kernels.experts._cpu_experts import integer_cpu_expert_weights
 from headway.kernels.experts._packed_expert import pack_expert
 from headway.kernels.experts.api import expert_results, tokens_of_each_kernel
 from headway.kernels.experts.choose_experts import choose_experts

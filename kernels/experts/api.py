@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from headway.kernels.experts._cpu_experts import cpu_experts
 from headway.kernels.experts._expert_tiles import tile_of
-from headway.kernels.experts._integer_cpu_experts import integer_cpu_experts
 from headway.kernels.experts._pair_blocks import arrange_pairs, sizes_of_blocks
 from headway.kernels.experts.expert_linear import expert_linear
 from headway.kernels.runtime._triton import takes_triton
@@ -35,8 +35,8 @@ def expert_results(
     def product(
         x: torch.Tensor, weight: ExpertMatrix | IntegerCpuExperts, gate: GateActivation | None
     ) -> torch.Tensor:
-        if isinstance(weight, IntegerCpuExperts):
-            return integer_cpu_experts(x, weight, choice.ids, gate=gate)
+        if isinstance(weight, IntegerCpuExperts) or blocks is None:
+            return cpu_experts(x, weight, choice.ids, gate=gate)
         return expert_linear(x, weight, choice.ids, gate=gate, blocks=blocks)
 
     return product(gather(product(x, weights.gate_up, activation)), weights.down, None)

@@ -1,17 +1,19 @@
 """Products on a CPU whose rows do not depend on one another, not even in their last bit.
 
 A GEMM over few rows may round differently from one over many. This is ruled out in one of two ways: float32
-weights are packed for oneDNN, whose sums run in one order whatever the number of rows (tried on this machine
-before it is relied on); all others are products of `padded_linear`.
+products are oneDNN's, whose sums run in one order whatever the number of rows and outputs (tried on this
+machine before it is relied on); all others are products of `padded_linear`.
 """
 
 from __future__ import annotations
 
+import functools
 import platform
+from collections.abc import Callable
 
 import torch
 
-from headway.kernels.reference.linear._padded_linear import padded
+from headway.kernels.reference.linear._padded_linear import padded, padded_linear
 from headway.kernels.types._weights import PackedCpuWeight
 
 CAN_PACK = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")
@@ -24,10 +26,20 @@ def packed_linear(
     bias: torch.Tensor | None,  # [out] float32
 ) -> torch.Tensor:
     """Returns x @ weight.T + bias, [rows, out]."""
-    num_rows = x.shape[0]
-    if num_rows >= weight.least_rows:
-        return _multiply_packed(x, weight.packed, bias)
-    return _multiply_packed(padded(x, weight.least_rows), weight.packed, bias)[:num_rows]
+    return _multiply(x, weight.packed, bias, weight.least_rows)
+
+
+def plain_cpu_linear(
+    x: torch.Tensor,  # [rows, in] float
+    weight: torch.Tensor,  # [out, in] float, as a checkpoint has it
+) -> torch.Tensor:
+    """Returns x @ weight.T, [rows, out]. A row's result depends neither on other rows nor, in float32, on
+    other outputs."""
+    if can_be_packed(weight):
+        least_rows = _least_plain_rows(*weight.shape, num_threads=torch.get_num_threads())
+        if least_rows is not None:
+            return _multiply(x, weight, None, least_rows)
+    return padded_linear(x, weight, None)
 
 
 def can_be_packed(weight: torch.Tensor) -> bool:
@@ -51,14 +63,32 @@ def least_packed_rows(
 
     A single row may be computed in another way, as on AVX-512 when a row is longer than 1024.
     """
-    packed, in_size = _packed(weight), weight.shape[1]
-    rows = torch.randn(max(TRIED_ROW_COUNTS), in_size, generator=torch.Generator().manual_seed(0))
-    most = _multiply_packed(rows, packed, bias)
-    for count in TRIED_ROW_COUNTS:
-        if not torch.equal(_multiply_packed(rows[:count], packed, bias), most[:count]):
-            return None
-    single = _multiply_packed(rows[:1], packed, bias)
-    return 1 if torch.equal(single, most[:1]) else 2
+    packed = _packed(weight)
+    return _least_rows(lambda rows: _onednn_linear(rows, packed, bias), weight.shape[1])
+
+
+@functools.cache
+def _least_plain_rows(num_outputs: int, num_inputs: int, *, num_threads: int) -> int | None:
+    """Returns `least_packed_rows` of a weight that is not packed. It may depend on the number of threads."""
+    weight = torch.zeros(num_outputs, num_inputs).normal_(generator=torch.Generator().manual_seed(1))
+    return _least_rows(lambda rows: _onednn_linear(rows, weight, None), num_inputs)
+
+
+def _least_rows(multiply: Callable[[torch.Tensor], torch.Tensor], num_inputs: int) -> int | None:
+    """Returns `least_packed_rows` for this product, [rows, in] -> [rows, out]."""
+    rows = torch.randn(max(TRIED_ROW_COUNTS), num_inputs, generator=torch.Generator().manual_seed(0))
+    most = multiply(rows)
+    if not all(torch.equal(multiply(rows[:count]), most[:count]) for count in TRIED_ROW_COUNTS):
+        return None
+    return 1 if torch.equal(multiply(rows[:1]), most[:1]) else 2
+
+
+def _multiply(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, least_rows: int
+) -> torch.Tensor:
+    if len(x) >= least_rows:
+        return _onednn_linear(x, weight, bias)
+    return _onednn_linear(padded(x, least_rows), weight, bias)[: len(x)]
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
@@ -66,6 +96,6 @@ def _packed(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _multiply_packed(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def _onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product

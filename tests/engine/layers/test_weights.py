@@ -42,7 +42,7 @@ def test_single_rows_are_doubled_only_where_they_differ(
         return x.sum(1, keepdim=True) + (0 if is_single_row_alike or len(x) > 1 else 1e-3)
 
     monkeypatch.setattr(_cpu_linear, "_packed", lambda weight: weight)
-    monkeypatch.setattr(_cpu_linear, "_multiply_packed", multiply)
+    monkeypatch.setattr(_cpu_linear, "_onednn_linear", multiply)
     monkeypatch.setattr(_cpu_linear, "CAN_PACK", True)
     layer = random_linear(1, 4)
     finish_linears([layer])
@@ -52,7 +52,7 @@ def test_single_rows_are_doubled_only_where_they_differ(
 
 def test_a_layer_whose_rows_depend_on_their_number_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cpu_linear, "_packed", lambda weight: weight)
-    monkeypatch.setattr(_cpu_linear, "_multiply_packed", lambda x, packed, bias: x + (len(x) == 17))
+    monkeypatch.setattr(_cpu_linear, "_onednn_linear", lambda x, packed, bias: x + (len(x) == 17))
     monkeypatch.setattr(_cpu_linear, "CAN_PACK", True)
     layer = random_linear(3, 4)
     finish_linears([layer])
