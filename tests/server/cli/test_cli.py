@@ -234,7 +234,7 @@ def test_the_banner_tells_the_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("start", "is_for_few"),
-    [("`headway serve --help` shows these", False), ("`headway serve --help-all` shows those for few", True)],
+    [("`headway serve --help` shows these", False), ("`headway serve --help-all` also shows", True)],
     ids=["many", "few"],
 )
 def test_every_flag_of_the_server_is_explained(start: str, is_for_few: bool) -> None:
