@@ -13,34 +13,34 @@ PAGE = Path(__file__).parents[1] / "docs/metrics.md"
 INTRODUCTION = """\
 # Metrics
 
-What `GET /metrics` shows, in Prometheus' text format; written by `make docs` from the code. Needs no key.
-One registry, in the API process; the engine sends snapshots, at most ten a second. Counters go on over
-restarts of the engine, and all their labels are there from the start. `process_*` are those of the API process.
+`GET /metrics` returns these metrics in Prometheus' text format, without a key. `make docs` writes this page from the code.
+The API process has one registry; the engine sends it snapshots, at most ten a second. Counters continue after
+a restart of the engine, and all their labels exist from the start. The `process_*` metrics are those of the API process.
 A label's values are in braces; `position` goes from 1 to the server's depth.
 
-Ratios to plot are in `deploy/prometheus/recording.rules.yml`, panels in `deploy/grafana`, alerts in
-[the runbook](runbook.md). `--metrics-names vllm` shows the families under the names that vLLM gives
-them instead, and `both` shows them under both names: see [below](#vllms-names).
+`deploy/prometheus/recording.rules.yml` has ratios to plot, `deploy/grafana` panels, and
+[the runbook](runbook.md) explains the alerts. `--metrics-names vllm` replaces the names by those of vLLM,
+and `both` exports both: see [below](#vllms-names).
 
-| metric | kind | unit | what it says |
+| metric | kind | unit | meaning |
 |---|---|---|---|
 """
 VLLM = """
 ## vLLM's names
 
-With `--metrics-names vllm` or `both`. Names, labels and meanings are those of vLLM 0.33, so its Grafana boards,
+With `--metrics-names vllm` or `both` names, labels and meanings are those of vLLM 0.33, so its Grafana dashboards,
 autoscaler rules and gateways that read them, and the acceptance section of `vllm bench serve` work unchanged. Panels
-about what Headway does not have, such as LoRA adapters and KV connectors, stay empty.
-`model_name` is the served model's name, `engine` is always `0`. Two things differ: the bounds of the buckets are
-Headway's, and latencies of a choice are observed when it ends, those between two pieces of its output excepted.
-Headway's own dashboard, rules and benchmark client read Headway's names: where they are used, take `both`.
-An engine of depth 0 shows no `vllm:spec_decode` families, as with vLLM.
+for features that Headway does not have, such as LoRA adapters and KV connectors, stay empty.
+`model_name` is the served model's name, `engine` is always `0`. Two things differ: the histograms have Headway's
+buckets, and latencies of a choice are observed when it ends, except the inter-token latency.
+Headway's own dashboard, rules and benchmark client read Headway's names: if you use them, set `both`.
+An engine of depth 0 has no `vllm:spec_decode` families, as in vLLM.
 
 A Gateway API inference extension picks endpoints by `num_requests_waiting`, `num_requests_running`,
-`kv_cache_usage_perc` and the labels of `cache_config_info`; their Headway names serve as well, as in
+`kv_cache_usage_perc` and the labels of `cache_config_info`; their Headway names work as well, as in
 `deploy/kubernetes/inference-gateway.yaml`.
 
-| metric | kind | what it says |
+| metric | kind | meaning |
 |---|---|---|
 """
 # By a word of the name; the last that fits.
@@ -48,7 +48,7 @@ UNITS = {
     "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "errors": "errors", "requests": "requests",
     "preemptions": "times", "nan": "requests", "rows": "rows", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",
     "keywords": "keywords", "tokens": "tokens", "blocks": "blocks", "ratio": "0 to 1", "bytes": "bytes", "seconds": "seconds", "server": "",
-    "choices": "choices", "config": "", "grammars": "grammars", "calls": "calls", "audits": "requests", "band": "0 or 1",
+    "choices": "choices", "config": "", "grammars": "grammars", "calls": "calls", "audits": "requests", "speedup": "ratio",
 }  # fmt: skip
 
 
