@@ -10,6 +10,7 @@ from typing import get_args
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Info,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -18,7 +19,6 @@ from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -45,6 +45,33 @@ ENDPOINTS = {
 }
 OTHER = "other"
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 410, 413, 415, 429, 431, 499, 500, 503, 504)
+# Name, documentation and value of each counter of the engine.
+COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
+    ("headway_prompt_tokens", "Tokens of prompts.", lambda s: s.num_prompt_tokens),
+    ("headway_prefix_cache_hit_tokens", "Tokens of prompts that came from the prefix cache.", lambda s: s.num_cached_prompt_tokens),
+    ("headway_prefix_cache_query_tokens", "Tokens of prompts that were looked up in the prefix cache.", lambda s: s.num_prefix_query_tokens),
+    ("headway_generation_tokens", "Tokens generated.", lambda s: s.num_generation_tokens),
+    ("headway_engine_steps", "Steps of the engine's loop.", lambda s: s.num_steps),
+    ("headway_spec_decode_num_drafts", "Windows of drafts: one a row and round.", lambda s: s.num_drafts),
+    ("headway_spec_decode_num_draft_tokens", "Drafted tokens.", lambda s: s.num_draft_tokens),
+    ("headway_spec_decode_num_accepted_tokens", "Accepted drafts.", lambda s: s.num_accepted_tokens),
+    ("headway_graph_replays", "Rounds replayed as CUDA graphs.", lambda s: s.num_graph_replays),
+    ("headway_preemptions", "Requests that gave their blocks back and start over.", lambda s: s.num_preemptions),
+    ("headway_nan_logits", "Requests that ended because their logits were NaN or infinite.", lambda s: s.num_nan_logits),
+    ("headway_masked_rows", "Rows of steps whose next tokens a grammar restricted.", lambda s: s.num_masked_rows),
+    ("headway_lossy_requests", "LOSSY: requests whose drafts may be accepted while they reason though the model does not choose them (--relaxed-thinking).", lambda s: s.num_lossy_requests),
+)  # fmt: skip
+# The same for counters with one label, and the label's name.
+LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], Mapping[str, float]]], ...] = (
+    ("headway_stage_seconds", "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass (prompts that share it included), on waiting for the masks of grammars and on the bookkeeping around them; by the device's own clock.",
+     "stage", lambda s: dict.fromkeys(STAGES, 0.0) | s.stage_seconds),
+    ("headway_spec_decode_num_draft_tokens_per_pos", "Drafts by position.", "position", lambda s: _by_position(s.draft_tokens_per_position)),
+    ("headway_spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by position.", "position",
+     lambda s: _by_position(s.accepted_tokens_per_position)),
+    ("headway_requests_finished", "Requests that ended, by reason.", "reason", lambda s: ENDINGS | s.finished_by_reason),
+    ("headway_audits", "Finished requests that were computed again without drafts (--audit-rate), with the same tokens and log-probabilities or with different ones, and those that were dropped because the server was not idle for so long.",
+     "outcome", lambda s: dict.fromkeys(get_args(AuditOutcome), 0) | s.audits_by_outcome),
+)  # fmt: skip
 
 
 def endpoint_of(path: str) -> str:
@@ -90,10 +117,12 @@ class Metrics:
             self._errors.labels(code)
         self.history = History(read_stats, self.requests.latencies)
         self._registry.register(
-            EngineCollector(read_stats, read_restarts, read_replays, read_state, self.history)
+            EngineCollector(
+                read_stats, read_restarts, read_replays, read_state, read_draft_check, self.history
+            )
         )
-        self._registry.register(_DraftCheck(read_draft_check))
-        self._registry.register(_Constant(model_name))
+        server = Info("headway_server", "Version of the server, name of its model.", registry=self._registry)
+        server.info({"version": __version__, "model": model_name})
         process, vllm = CollectorRegistry(), CollectorRegistry()
         ProcessCollector(registry=process)
         vllm.register(VllmCollector(read_stats, self.requests, model_name))
@@ -123,12 +152,14 @@ class EngineCollector(Collector):
         read_restarts: Callable[[], int],
         read_replays: Callable[[], int],
         read_state: Callable[[], State],
+        read_draft_check: Callable[[], DraftCheckState],
         history: History,
     ) -> None:
         self._read_stats = read_stats
         self._read_restarts = read_restarts
         self._read_replays = read_replays
         self._read_state = read_state
+        self._read_draft_check = read_draft_check
         self._history = history
 
     def describe(self) -> Iterable[Metric]:
@@ -137,33 +168,30 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._read_stats()
         yield from _gauges(stats)
-        yield from _counters(stats)
-        yield _states(self._read_state())
-        yield from _recent_speculation(self._history)
-        yield _counter(
+        for name, documentation, read in COUNTERS:
+            yield CounterMetricFamily(name, documentation, read(stats))
+        for name, documentation, label, read_all in LABELLED_COUNTERS:
+            counter = CounterMetricFamily(name, documentation, labels=[label])
+            for key, value in sorted(read_all(stats).items()):
+                counter.add_metric([key], value)
+            yield counter
+        yield CounterMetricFamily(
             "headway_engine_restarts", "Times the engine process was restarted.", self._read_restarts()
         )
-        yield _counter(
+        yield CounterMetricFamily(
             "headway_requests_replayed",
             "Times a request was sent again after the engine had ended, with the tokens that it had got.",
             self._read_replays(),
         )
-        yield _per_position(
-            "headway_spec_decode_num_draft_tokens_per_pos",
-            "Drafts by position.",
-            stats.draft_tokens_per_position,
+        described = "1 for the state that the engine is in, 0 for the others."
+        yield _one_of("headway_engine_state", described, get_args(State), self._read_state())
+        yield _one_of(
+            "headway_spec_decode_check_state",
+            "1 for what the engine found of the drafter when it started, 0 for the others; failed turns speculation off.",
+            get_args(DraftCheckState),
+            self._read_draft_check(),
         )
-        yield _per_position(
-            "headway_spec_decode_num_accepted_tokens_per_pos",
-            "Accepted drafts by position.",
-            stats.accepted_tokens_per_position,
-        )
-        yield _labelled(
-            "headway_requests_finished",
-            "Requests that ended, by reason.",
-            "reason",
-            ENDINGS | stats.finished_by_reason,
-        )
+        yield from _recent_speculation(self._history)
         yield _histogram_of(
             "headway_spec_decode_depth",
             "Depth chosen, by round.",
@@ -182,36 +210,6 @@ class EngineCollector(Collector):
             buckets=step_token_buckets(stats),
             sum_value=stats.num_step_tokens,
         )
-
-
-class _DraftCheck(Collector):
-    """The result of the engine's check of its drafter."""
-
-    def __init__(self, read: Callable[[], DraftCheckState]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        yield _one_of(
-            "headway_spec_decode_check_state",
-            "1 for what the engine found of the drafter when it started, 0 for the others; failed turns speculation off.",
-            get_args(DraftCheckState),
-            self._read(),
-        )
-
-
-class _Constant(Collector):
-    """A metric that is constant while the server runs."""
-
-    def __init__(self, model_name: str) -> None:
-        self._labels = {"version": __version__, "model": model_name}
-
-    def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("headway_server", "Version of the server, name of its model.", self._labels)
-
-
-def _states(state: State) -> Metric:
-    described = "1 for the state that the engine is in, 0 for the others."
-    return _one_of("headway_engine_state", described, get_args(State), state)
 
 
 def _one_of(name: str, documentation: str, states: Iterable[str], current: str) -> Metric:
@@ -276,74 +274,8 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     yield config
 
 
-def _counters(stats: EngineStats) -> Iterator[Metric]:
-    yield _counter("headway_prompt_tokens", "Tokens of prompts.", stats.num_prompt_tokens)
-    yield _counter(
-        "headway_prefix_cache_hit_tokens",
-        "Tokens of prompts that came from the prefix cache.",
-        stats.num_cached_prompt_tokens,
-    )
-    yield _counter(
-        "headway_prefix_cache_query_tokens",
-        "Tokens of prompts that were looked up in the prefix cache.",
-        stats.num_prefix_query_tokens,
-    )
-    yield _counter("headway_generation_tokens", "Tokens generated.", stats.num_generation_tokens)
-    yield _counter("headway_engine_steps", "Steps of the engine's loop.", stats.num_steps)
-    yield _counter(
-        "headway_spec_decode_num_drafts", "Windows of drafts: one a row and round.", stats.num_drafts
-    )
-    yield _counter("headway_spec_decode_num_draft_tokens", "Drafted tokens.", stats.num_draft_tokens)
-    yield _counter("headway_spec_decode_num_accepted_tokens", "Accepted drafts.", stats.num_accepted_tokens)
-    yield _labelled(
-        "headway_stage_seconds",
-        "Seconds that the device worked on prefill, and in rounds on drafts, on the target's forward pass (prompts that "
-        "share it included), on waiting for the masks of grammars and on the bookkeeping around them; by the device's own clock.",
-        "stage",
-        dict.fromkeys(STAGES, 0.0) | stats.stage_seconds,
-    )
-    yield _counter("headway_graph_replays", "Rounds replayed as CUDA graphs.", stats.num_graph_replays)
-    yield _counter(
-        "headway_preemptions", "Requests that gave their blocks back and start over.", stats.num_preemptions
-    )
-    yield _counter(
-        "headway_nan_logits",
-        "Requests that ended because their logits were NaN or infinite.",
-        stats.num_nan_logits,
-    )
-    yield _counter(
-        "headway_masked_rows",
-        "Rows of steps whose next tokens a grammar restricted.",
-        stats.num_masked_rows,
-    )
-    yield _counter(
-        "headway_lossy_requests",
-        "LOSSY: requests whose drafts may be accepted while they reason though the model does not choose them (--relaxed-thinking).",
-        stats.num_lossy_requests,
-    )
-    yield _labelled(
-        "headway_audits",
-        "Finished requests that were computed again without drafts (--audit-rate), with the same tokens and log-probabilities or with different ones, "
-        "and those that were dropped because the server was not idle for so long.",
-        "outcome",
-        dict.fromkeys(get_args(AuditOutcome), 0) | stats.audits_by_outcome,
-    )
-
-
-def _counter(name: str, documentation: str, value: int) -> Metric:
-    return CounterMetricFamily(name, documentation, value)
-
-
-def _labelled(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(name, documentation, labels=[label])
-    for key, value in sorted(values.items()):
-        family.add_metric([key], value)
-    return family
-
-
-def _per_position(name: str, documentation: str, values: list[int]) -> Metric:
-    by_position = {str(position): value for position, value in enumerate(values, start=1)}
-    return _labelled(name, documentation, "position", by_position)
+def _by_position(values: list[int]) -> Mapping[str, float]:
+    return {str(position): value for position, value in enumerate(values, start=1)}
 
 
 def _histogram_of(name: str, documentation: str, counts: Mapping[int, int], values: range) -> Metric:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -92,18 +94,34 @@ class RequestMetrics:
         self.choices = self._histogram(
             "headway_request_choices", "Choices of a prompt, once all have ended.", CHOICES_BUCKETS
         )
-        self._tool_calls = _tool_call_counters(registry, tool_format)
+        self._tool_format = tool_format
+        self._tool_calls = self._counter(
+            "headway_tool_calls",
+            "Calls of tools in answers to requests with tools, by the form of the model's output and by outcome: parsed; or "
+            "malformed, which is told as content.",
+            format=(tool_format,),
+            outcome=(PARSED, MALFORMED),
+        )
         self.grammar_compile_time = self._histogram(
             "headway_grammar_compile_seconds",
             "Checking and compiling a grammar that a request asked for, refused ones included.",
             COMPILE_BUCKETS,
         )
-        self.grammars = _grammar_counter(registry)
-        self.dropped_keywords = _dropped_keyword_counter(registry)
+        self.grammars = self._counter(
+            "headway_grammars",
+            "Grammars that requests asked for, by kind and outcome.",
+            kind=KINDS,
+            outcome=OUTCOMES,
+        )
+        self.dropped_keywords = self._counter(
+            "headway_dropped_schema_keywords",
+            "Keywords of JSON schemas that were not enforced, because they cannot be and the request was not strict.",
+            keyword=(*sorted(CONSTRAINTS), OTHER_KEYWORD),
+        )
 
     def count_tool_calls(self, num_parsed: int, num_malformed: int) -> None:
-        self._tool_calls[PARSED].inc(num_parsed)
-        self._tool_calls[MALFORMED].inc(num_malformed)
+        self._tool_calls.labels(self._tool_format, PARSED).inc(num_parsed)
+        self._tool_calls.labels(self._tool_format, MALFORMED).inc(num_malformed)
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None:
         """outcome: one of OUTCOMES. seconds: that compiling took; None where it was cached."""
@@ -150,46 +168,14 @@ class RequestMetrics:
     ) -> Histogram:
         return Histogram(name, documentation, registry=self._registry, buckets=buckets)
 
+    def _counter(self, name: str, documentation: str, **values: Iterable[str]) -> Counter:
+        """Returns a counter whose labels have these values. Every combination is shown from the start."""
+        counter = Counter(name, documentation, [*values], registry=self._registry)
+        for labels in product(*values.values()):
+            counter.labels(*labels)
+        return counter
+
 
 def _buckets(histogram: Histogram) -> Buckets:
     samples = [s for family in histogram.collect() for s in family.samples if s.name.endswith("_bucket")]
     return [(float(s.labels["le"]), s.value) for s in samples]
-
-
-def _tool_call_counters(registry: CollectorRegistry, tool_format: str) -> dict[str, Counter]:
-    """Returns a counter for each outcome."""
-    calls = Counter(
-        "headway_tool_calls",
-        "Calls of tools in answers to requests with tools, by the form of the model's output and by outcome: parsed; or "
-        "malformed, which is told as content.",
-        ["format", "outcome"],
-        registry=registry,
-    )
-    return {outcome: calls.labels(tool_format, outcome) for outcome in (PARSED, MALFORMED)}
-
-
-def _grammar_counter(registry: CollectorRegistry) -> Counter:
-    """Returns the counter by kind and outcome, all of which stand at 0."""
-    grammars = Counter(
-        "headway_grammars",
-        "Grammars that requests asked for, by kind and outcome.",
-        ["kind", "outcome"],
-        registry=registry,
-    )
-    for kind in KINDS:
-        for outcome in OUTCOMES:
-            grammars.labels(kind, outcome)
-    return grammars
-
-
-def _dropped_keyword_counter(registry: CollectorRegistry) -> Counter:
-    """Returns the counter by keyword, all of which stand at 0."""
-    dropped = Counter(
-        "headway_dropped_schema_keywords",
-        "Keywords of JSON schemas that were not enforced, because they cannot be and the request was not strict.",
-        ["keyword"],
-        registry=registry,
-    )
-    for keyword in (*sorted(CONSTRAINTS), OTHER_KEYWORD):
-        dropped.labels(keyword)
-    return dropped

@@ -5,7 +5,7 @@ Names and meanings are those of vLLM 0.33 (vllm/v1/metrics/loggers.py). Buckets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, zip_longest
 
 from prometheus_client import Histogram
@@ -92,64 +92,61 @@ class VllmCollector(Collector):
             gauge = GaugeMetricFamily(f"vllm:{name}", f"{own} by vLLM's name.", labels=LABELS)
             gauge.add_metric(self._labels, read(stats))
             yield gauge
-        yield self._waiting_by_reason(stats)
-        yield self._prompt_tokens_by_source(stats)
+        yield self._labelled(
+            GaugeMetricFamily,
+            "num_requests_waiting_by_reason",
+            "headway_num_requests_waiting by vLLM's name; no request is ever deferred.",
+            "reason",
+            {"capacity": stats.num_requests_waiting, "deferred": 0},
+        )
+        num_cached = stats.num_cached_prompt_tokens
+        yield self._labelled(
+            CounterMetricFamily,
+            "prompt_tokens_by_source",
+            "headway_prompt_tokens_total by vLLM's name, apart by whether the prefix cache had them.",
+            "source",
+            {
+                "local_compute": stats.num_prompt_tokens - num_cached,
+                "local_cache_hit": num_cached,
+                "external_kv_transfer": 0,
+            },
+        )
         is_speculating = bool(stats.accepted_tokens_per_position)
         for name, (own, read) in (COUNTERS | (SPECULATION if is_speculating else {})).items():
             counter = CounterMetricFamily(f"vllm:{name}", f"{own} by vLLM's name.", labels=LABELS)
             counter.add_metric(self._labels, read(stats))
             yield counter
         if is_speculating:
-            yield self._accepted_per_position(stats)
-        yield self._finished(stats)
+            yield self._labelled(
+                CounterMetricFamily,
+                "spec_decode_num_accepted_tokens_per_pos",
+                "headway_spec_decode_num_accepted_tokens_per_pos_total by vLLM's name, with positions from 0.",
+                "position",
+                {str(i): count for i, count in enumerate(stats.accepted_tokens_per_position)},
+            )
+        yield self._labelled(
+            CounterMetricFamily,
+            "request_success",
+            "headway_requests_finished_total by vLLM's name; it counts every ending, failures too.",
+            "finished_reason",
+            {reason.value: stats.finished_by_reason.get(reason.value, 0) for reason in FinishReason},
+        )
         yield _cache_config(stats)
         for name, histogram in self._histograms.items():
             yield self._renamed(f"vllm:{name}", histogram)
         yield self._step_tokens(stats)
 
-    def _waiting_by_reason(self, stats: EngineStats) -> Metric:
-        """Nothing but a lack of rows and blocks makes a request wait."""
-        family = GaugeMetricFamily(
-            "vllm:num_requests_waiting_by_reason",
-            "headway_num_requests_waiting by vLLM's name; no request is ever deferred.",
-            labels=(*LABELS, "reason"),
-        )
-        family.add_metric((*self._labels, "capacity"), stats.num_requests_waiting)
-        family.add_metric((*self._labels, "deferred"), 0)
-        return family
-
-    def _prompt_tokens_by_source(self, stats: EngineStats) -> Metric:
-        """Their sum is prompt_tokens."""
-        family = CounterMetricFamily(
-            "vllm:prompt_tokens_by_source",
-            "headway_prompt_tokens_total by vLLM's name, apart by whether the prefix cache had them.",
-            labels=(*LABELS, "source"),
-        )
-        num_cached = stats.num_cached_prompt_tokens
-        family.add_metric((*self._labels, "local_compute"), stats.num_prompt_tokens - num_cached)
-        family.add_metric((*self._labels, "local_cache_hit"), num_cached)
-        family.add_metric((*self._labels, "external_kv_transfer"), 0)
-        return family
-
-    def _accepted_per_position(self, stats: EngineStats) -> Metric:
-        """Positions count from 0."""
-        family = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "headway_spec_decode_num_accepted_tokens_per_pos_total by vLLM's name, with positions from 0.",
-            labels=(*LABELS, "position"),
-        )
-        for position, count in enumerate(stats.accepted_tokens_per_position):
-            family.add_metric((*self._labels, str(position)), count)
-        return family
-
-    def _finished(self, stats: EngineStats) -> Metric:
-        family = CounterMetricFamily(
-            "vllm:request_success",
-            "headway_requests_finished_total by vLLM's name; it counts every ending, failures too.",
-            labels=(*LABELS, "finished_reason"),
-        )
-        for reason in FinishReason:
-            family.add_metric((*self._labels, reason.value), stats.finished_by_reason.get(reason.value, 0))
+    def _labelled(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        documentation: str,
+        label: str,
+        values: Mapping[str, float],
+    ) -> Metric:
+        family = kind(f"vllm:{name}", documentation, labels=(*LABELS, label))
+        for key, value in values.items():
+            family.add_metric((*self._labels, key), value)
         return family
 
     def _renamed(self, name: str, histogram: Histogram) -> Metric:
