@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headway.server.base.errors import ApiError
 from headway.server.engine.client import State
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.keys import credentials
 from headway.server.requests.services import Services, services_of
 
@@ -35,7 +36,7 @@ async def abort(request: Request, name: str) -> Response:
     num_aborted = services.running.abort(name)
     if not num_aborted:
         raise ApiError(f"no request '{name}' is running; it may have finished", status=404, code="not_found")
-    return _json(Aborted(name, num_aborted))
+    return JsonResponse(Aborted(name, num_aborted))
 
 
 @router.post("/pause")
@@ -47,7 +48,7 @@ async def pause(request: Request) -> Response:
     services = services_of(request)
     services.keys.check_admin(credentials(request.headers))
     services.engine.pause()
-    return _json(_activity(services))
+    return JsonResponse(_activity(services))
 
 
 @router.post("/resume")
@@ -55,12 +56,8 @@ async def resume(request: Request) -> Response:
     services = services_of(request)
     services.keys.check_admin(credentials(request.headers))
     services.engine.resume()
-    return _json(_activity(services))
+    return JsonResponse(_activity(services))
 
 
 def _activity(services: Services) -> Activity:
     return Activity(services.engine.status().state, services.running.num_requests)
-
-
-def _json(content: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

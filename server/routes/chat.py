@@ -17,6 +17,7 @@ from headway.server.formats import Content, Reasoning
 from headway.server.generation.choice import Delta
 from headway.server.generation.choice_output import NumberedCall, Part
 from headway.server.generation.logprobs import chat_logprobs
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.sse import unless_disconnected
 from headway.server.protocol.chat import (
     AnswerCall,
@@ -56,19 +57,13 @@ async def create_chat_completion(request: Request) -> Response:
     writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
-    completion = await unless_disconnected(request.receive, _complete(writer))
-    return Response(msgspec.json.encode(completion), media_type="application/json")
+    return JsonResponse(await unless_disconnected(request.receive, _complete(writer)))
 
 
 async def _complete(writer: ChatWriter) -> ChatCompletion:
     choices = await collect(writer.answer)
-    head = writer.answer.head
     return ChatCompletion(
-        id=head.id,
-        object=head.object,
-        created=head.created,
-        model=head.model,
-        system_fingerprint=head.system_fingerprint,
+        **msgspec.structs.asdict(writer.answer.head),
         choices=[writer.choice(delta) for delta in choices],
         usage=writer.answer.usage(),
         speculation=writer.answer.report(),

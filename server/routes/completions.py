@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter
@@ -22,6 +22,7 @@ from headway.server.generation.engine_requests import (
 )
 from headway.server.generation.logprobs import completion_logprobs, prompt_tokens
 from headway.server.grammar.grammars import grammar_of
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.keys import credentials
 from headway.server.http.sse import unless_disconnected
 from headway.server.protocol.checks import check_count
@@ -65,8 +66,7 @@ async def create_completion(request: Request) -> Response:
     record.answer = writer.answer
     if body.stream:
         return event_stream(writer.answer, writer.chunk_choices)
-    completion = await unless_disconnected(request.receive, _complete(writer))
-    return Response(msgspec.json.encode(completion), media_type="application/json")
+    return JsonResponse(await unless_disconnected(request.receive, _complete(writer)))
 
 
 async def _writer(body: CompletionRequest, services: Services, request: Request) -> CompletionWriter:
@@ -83,11 +83,19 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
         _check_gaps(body.prompt, services)
     prompts = await encode_prompts(body.prompt, tokenizer, info, options)
     ids = [prompt.token_ids for prompt in prompts]
-    owner = services.keys.owner(credentials(request.headers))
     ignored: list[str] = []
-    wanted = replace(
-        _wanted(body, services, owner, await encode_bad_words(body, tokenizer)),
+    ranks = body.num_candidates > (body.n or 1)
+    fim = tokenizer.fim if body.suffix else None
+    wanted = RequestOptions(
+        num_candidates=body.num_candidates,
+        max_tokens=body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
+        scores_prompt=bool(body.echo) and body.logprobs is not None,
+        owner=services.keys.owner(credentials(request.headers)),
+        bad_words=await encode_bad_words(body, tokenizer),
         grammar=await grammar_of(body, services.grammars, info, ignored),
+        end_token_ids=() if fim is None else fim.end_ids,
         continuation=continuation_of(request),
     )
     tell_ignored(request, *ignored)
@@ -95,23 +103,6 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
     head = new_header("cmpl-", "text_completion", services, request)
     answer = new_answer(head, body, requests, sum(map(len, ids)), services, request)
     return CompletionWriter(body, answer, tuple(prompts), tokenizer)
-
-
-def _wanted(
-    body: CompletionRequest, services: Services, owner: str, bad_words: list[list[int]]
-) -> RequestOptions:
-    ranks = body.num_candidates > (body.n or 1)
-    fim = services.tokenizer.fim if body.suffix else None
-    return RequestOptions(
-        num_candidates=body.num_candidates,
-        max_tokens=body.max_tokens,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        num_logprobs=0 if ranks and body.logprobs is None else body.logprobs,
-        scores_prompt=bool(body.echo) and body.logprobs is not None,
-        owner=owner,
-        bad_words=bad_words,
-        end_token_ids=() if fim is None else fim.end_ids,
-    )
 
 
 def _check_gaps(prompt: Prompt, services: Services) -> None:
@@ -131,13 +122,8 @@ def _check_gaps(prompt: Prompt, services: Services) -> None:
 
 async def _complete(writer: CompletionWriter) -> Completion:
     choices = best(await collect(writer.answer), writer.body)
-    head = writer.answer.head
     return Completion(
-        id=head.id,
-        object=head.object,
-        created=head.created,
-        model=head.model,
-        system_fingerprint=head.system_fingerprint,
+        **msgspec.structs.asdict(writer.answer.head),
         choices=[writer.choice(delta, index) for index, delta in enumerate(choices)],
         usage=writer.answer.usage(),
         speculation=writer.answer.report(),

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from headway import __version__
 from headway.server.base.errors import ApiError
 from headway.server.engine.client import State
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.page import FILES, MEDIA_TYPES
 from headway.server.requests.services import Services, max_draft_tokens, services_of
 from headway.server.telemetry.history import QUANTILES, Point
@@ -89,7 +90,7 @@ async def dashboard_data(request: Request) -> Response:
     points = services.metrics.history.points_after(_seconds(request.query_params.get("after", "0")))
     audits = services.engine.stats.audits_by_outcome
     body = DashboardData(_facts(services), Point.__struct_fields__, QUANTILES, points, audits)
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return JsonResponse(body)
 
 
 @router.get("/dashboard/{name}")

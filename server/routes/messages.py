@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +14,7 @@ from headway.engine import RequestError
 from headway.server.base.errors import ApiError, as_api_error
 from headway.server.chat.answer import begin_chat
 from headway.server.chat.prompt import chat_prompt, conversation_for
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.sse import EventStreamResponse, unless_disconnected
 from headway.server.messages_api.output import PING, MessageWriter
 from headway.server.messages_api.translation import ThinkingModel, Translation, translate
@@ -45,8 +45,7 @@ async def create_message(request: Request) -> Response:
         return EventStreamResponse(
             writer.events(), keep_alive_seconds=seconds, keep_alive=PING, journal=journal
         )
-    message = await unless_disconnected(request.receive, writer.message())
-    return Response(msgspec.json.encode(message), media_type="application/json")
+    return JsonResponse(await unless_disconnected(request.receive, writer.message()))
 
 
 @router.post("/count_tokens")
@@ -54,8 +53,7 @@ async def count_tokens(request: Request) -> Response:
     """The length of the prompt that the same body of /v1/messages would have, whether it fits or not."""
     services = services_of(request)
     body = await body_of(request, MessagesCountRequest)
-    count = await _translated(body, services, partial(_count, request, services))
-    return Response(msgspec.json.encode(count), media_type="application/json")
+    return JsonResponse(await _translated(body, services, partial(_count, request, services)))
 
 
 async def _translated(body: PromptFields, services: Services, work: Work[Result]) -> Result:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headway.server.http.json_response import JsonResponse
 from headway.server.protocol.models import Modalities, ModelCard, ModelList
 from headway.server.requests.services import Services, check_model, services_of
 from headway.server.routes.capabilities import capabilities, supported_parameters
@@ -21,14 +21,14 @@ async def list_models(request: Request) -> Response:
     services = services_of(request)
     names = services.names
     cards = [_card(name, services) for name in names]
-    return _json(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
+    return JsonResponse(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
 
 @router.get("/{model:path}")
 async def show_model(request: Request, model: str) -> Response:
     services = services_of(request)
     check_model(model, services)
-    return _json(_card(model, services))
+    return JsonResponse(_card(model, services))
 
 
 def _card(name: str, services: Services) -> ModelCard:
@@ -47,7 +47,3 @@ def _card(name: str, services: Services) -> ModelCard:
         supported_parameters=supported_parameters(services),
         capabilities=capabilities(services),
     )
-
-
-def _json(content: ModelCard | ModelList) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

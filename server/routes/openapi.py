@@ -1,11 +1,14 @@
-"""The OpenAPI description of the API, from the very types that bodies are read into and answers written
-from."""
+"""GET /openapi.json: the description of the API, made from the types that bodies are read into and answers
+written from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
 
 from headway import __version__
 from headway.server.base.errors import ErrorEnvelope, MessagesErrorEnvelope
@@ -23,6 +26,7 @@ from headway.server.protocol import (
 )
 from headway.server.routes import admin, ops, speculation
 
+router = APIRouter()
 Schema = dict[str, object]
 REFERENCE = "#/components/schemas/{name}"
 
@@ -115,6 +119,16 @@ WORDS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "MessagesFormat": {"type": ("json_schema",)},
     "MessagesEdit": {"type": messages_api.EDITS},
 }
+
+
+@router.get("/openapi.json")
+async def show_description() -> Response:
+    return Response(_encoded(), media_type="application/json")
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(description())
 
 
 def description() -> Schema:

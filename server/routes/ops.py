@@ -18,6 +18,7 @@ from headway.engine import EngineDeadError, EngineInfo, Phase, SamplingParams
 from headway.server.engine.client import State
 from headway.server.generation.choice import ChoiceRequest
 from headway.server.generation.generation import Generation
+from headway.server.http.json_response import JsonResponse
 from headway.server.requests.services import Services, engine_info, max_draft_tokens, services_of
 
 router = APIRouter()
@@ -88,7 +89,7 @@ async def health(request: Request) -> Response:
         num_failed_starts=status.num_failed_starts,
         failure=status.failure,
     )
-    return _json(body, is_good=status.is_alive)
+    return JsonResponse(body, 200 if status.is_alive else 503)
 
 
 @router.get("/health/generate")
@@ -108,7 +109,7 @@ async def health_generate(request: Request) -> Response:
                 pass
     except TimeoutError:
         raise EngineDeadError(f"the engine made no token within {PROBE_SECONDS:g} s") from None
-    return _json(Probe(time.monotonic() - started_seconds))
+    return JsonResponse(Probe(time.monotonic() - started_seconds))
 
 
 @router.get("/load")
@@ -124,7 +125,7 @@ async def load(request: Request) -> Response:
         num_rows_waiting=stats.num_requests_waiting,
         kv_cache_usage_ratio=stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
     )
-    return _json(body)
+    return JsonResponse(body)
 
 
 @router.get("/ready")
@@ -137,7 +138,7 @@ async def ready(request: Request) -> Response:
     info = engine.info if is_ready else None
     warnings = _warnings(services) if is_ready else []
     body = Readiness(is_ready, reason, info, services.output_format.name, warnings)
-    return _json(body, is_good=is_ready)
+    return JsonResponse(body, 200 if is_ready else 503)
 
 
 def _warnings(services: Services) -> list[str]:
@@ -154,13 +155,9 @@ def _warnings(services: Services) -> list[str]:
 
 @router.get("/version")
 async def version() -> Response:
-    return _json(Version(__version__))
+    return JsonResponse(Version(__version__))
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     return Response(services_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _json(content: msgspec.Struct, *, is_good: bool = True) -> Response:
-    return Response(msgspec.json.encode(content), 200 if is_good else 503, media_type="application/json")

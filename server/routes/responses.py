@@ -17,6 +17,7 @@ from headway.server.base.errors import ApiError
 from headway.server.base.field_names import FieldNames
 from headway.server.chat.answer import begin_chat
 from headway.server.generation.logprobs import PartLogprobs
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.sse import EventStreamResponse, escape_line_ends, unless_disconnected
 from headway.server.protocol.responses_api import ResponsesRequest, TextFormat, TextOptions
 from headway.server.protocol.responses_events import (
@@ -75,8 +76,7 @@ async def create_response(request: Request) -> Response:
             error_event=writer.failed_event,
             journal=answer.generation.journal,
         )
-    whole = await unless_disconnected(request.receive, writer.whole())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return JsonResponse(await unless_disconnected(request.receive, writer.whole()))
 
 
 @dataclass(slots=True)

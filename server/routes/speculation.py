@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.engine import DRAFTER_TRAITS, DraftCheck, DrafterName, EngineStats
+from headway.server.http.json_response import JsonResponse
 from headway.server.http.keys import credentials
 from headway.server.protocol.checks import check_range
 from headway.server.requests.body import body_of
@@ -48,7 +49,7 @@ class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
 
 @router.get("")
 async def show_speculation(request: Request) -> Response:
-    return _json(_state(services_of(request)))
+    return JsonResponse(_state(services_of(request)))
 
 
 @router.put("")
@@ -62,7 +63,7 @@ async def limit_speculation(request: Request) -> Response:
     services.depth_limit.max_draft_tokens = body.max_draft_tokens
     has_limit = body.max_draft_tokens is not None
     services.engine.set_depth(max_draft_tokens(services), survives_restart=has_limit)
-    return _json(_state(services))
+    return JsonResponse(_state(services))
 
 
 def _state(services: Services) -> SpeculationState:
@@ -87,7 +88,3 @@ def _acceptance_length(stats: EngineStats) -> float | None:
     by_tokens = stats.row_rounds_by_emitted_tokens
     num_rounds = sum(by_tokens.values())
     return sum(tokens * rounds for tokens, rounds in by_tokens.items()) / num_rounds if num_rounds else None
-
-
-def _json(content: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

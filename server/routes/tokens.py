@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from headway.server.base.errors import ApiError
 from headway.server.chat.prompt import chat_prompt, conversation_for
 from headway.server.generation.logprobs import token_name
+from headway.server.http.json_response import JsonResponse
 from headway.server.protocol.chat import check_effort, hidden_media
 from headway.server.protocol.checks import require
 from headway.server.protocol.tokens import CHAT_FIELDS, DetokenizeRequest, Text, TokenizeRequest
@@ -32,8 +32,7 @@ IDS_AT_ONCE = 1 << 13
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
     """tokenizer_config.json of the model, for clients that take their tokenizer from a server."""
-    info = msgspec.json.encode(services_of(request).tokenizer_info)
-    return Response(info, media_type="application/json")
+    return JsonResponse(services_of(request).tokenizer_info)
 
 
 @router.post("/tokenize")
@@ -48,8 +47,7 @@ async def tokenize(request: Request) -> Response:
     tell_ignored_effort(request, body.reasoning_effort, "reasoning_effort")
     names = None if body.return_token_strs is False else services.tokenizer.full_vocabulary
     work = partial(_tokens, encode, names, engine_info(services).max_model_len)
-    answer = await services.tokenizer.pool.run([text], work)
-    return TokensResponse(answer)
+    return TokensResponse(await services.tokenizer.pool.run([text], work))
 
 
 @router.post("/detokenize")
@@ -60,10 +58,7 @@ async def detokenize(request: Request) -> Response:
     tokenizer = services.tokenizer
     vocabulary = tokenizer.vocabulary if body.skip_special_tokens else tokenizer.full_vocabulary
     work = partial(_text, body.tokens, vocabulary, engine_info(services).vocab_size)
-    return Response(
-        msgspec.json.encode(Text(await tokenizer.pool.run_of(len(body.tokens), 8 * len(body.tokens), work))),
-        media_type="application/json",
-    )
+    return JsonResponse(Text(await tokenizer.pool.run_of(len(body.tokens), 8 * len(body.tokens), work)))
 
 
 def _text(token_ids: list[int], vocabulary: Vocabulary, vocab_size: int) -> str:
@@ -99,45 +94,32 @@ async def _encoder(
     raise ApiError(message, param="prompt", code="invalid_value")
 
 
-@dataclass(frozen=True, slots=True)
-class TokensAnswer:
-    """JSON in parts. It is made and sent a little at a time, so that no call holds the interpreter for
-    long."""
-
-    pieces: list[bytes | bytearray]
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Content-Length": str(sum(map(len, self.pieces)))}
-
-    def parts(self) -> Iterator[bytes]:
-        for piece in self.pieces:
-            for start in range(0, len(piece), SENT_BYTES):
-                yield bytes(piece[start : start + SENT_BYTES])
-
-
 class TokensResponse(Response):
-    """Sends the parts one after another. Starlette's StreamingResponse would import a part of anyio at its
-    first use, which holds the event loop for 80 ms. Mutable as its base: its headers."""
+    """Sends JSON that comes in pieces, SENT_BYTES at a time, so that no call holds the interpreter for long.
+
+    Starlette's StreamingResponse would import a part of anyio at its first use, which holds the event loop
+    for 80 ms. Mutable as its base: its headers.
+    """
 
     media_type = "application/json"
 
-    def __init__(self, answer: TokensAnswer) -> None:
-        super().__init__(headers=answer.headers)
-        self._answer = answer
+    def __init__(self, pieces: Sequence[bytes | bytearray]) -> None:
+        super().__init__(headers={"Content-Length": str(sum(map(len, pieces)))})
+        self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._answer.parts():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        for piece in self._pieces:
+            for start in range(0, len(piece), SENT_BYTES):
+                part = bytes(piece[start : start + SENT_BYTES])
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _tokens(
     encode: Callable[[], Iterable[list[int]]], names: Vocabulary | None, max_model_len: int
-) -> TokensAnswer:
-    """count, max_model_len, tokens, and token_strs: the text of each token, written as in
-    log-probabilities."""
+) -> list[bytes | bytearray]:
+    """Returns a `Tokens` as JSON in pieces, written without a list of all tokens."""
     count = 0
     ids, strings = bytearray(), bytearray()
     for piece in _short(encode()):
@@ -148,8 +130,8 @@ def _tokens(
             strings += comma + msgspec.json.encode([token_name(token_id, names) for token_id in piece])[1:-1]
     head = b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, max_model_len)
     if names is None:
-        return TokensAnswer([head, ids, b'],"token_strs":null}'])
-    return TokensAnswer([head, ids, b'],"token_strs":[', strings, b"]}"])
+        return [head, ids, b'],"token_strs":null}']
+    return [head, ids, b'],"token_strs":[', strings, b"]}"]
 
 
 def _short(pieces: Iterable[list[int]]) -> Iterator[list[int]]:
