@@ -54,19 +54,8 @@ def create_app(
     )
     app.state.services = services
     for module in (
-        completions,
-        chat,
-        messages,
-        responses,
-        tokens,
-        speculation,
-        models,
-        ops,
-        admin,
-        openapi,
-        dashboard,
-        docs,
-    ):
+        completions, chat, messages, responses, tokens, speculation, models, ops, admin, openapi, dashboard, docs,
+    ):  # fmt: skip
         app.router.routes.extend(module.router.routes)  # flat: a 405 looks for all routes of its path
     install_error_handlers(app)
     guarded: ASGIApp = Guard(HeadAsGet(app), services.keys, origins or AllowedOrigins())

@@ -201,17 +201,8 @@ def _red_from(value: float) -> dashboards.ThresholdsConfig:
 
 
 def _stat(title: str, expression: str, unit: str, decimals: int) -> stat.Panel:
-    query = Dataquery().expr(expression)
-    return (
-        stat.Panel()
-        .title(title)
-        .datasource(SOURCE)
-        .unit(unit)
-        .decimals(decimals)
-        .with_target(query)
-        .span(3)
-        .height(4)
-    )
+    panel = stat.Panel().title(title).datasource(SOURCE).unit(unit).decimals(decimals)
+    return panel.with_target(Dataquery().expr(expression)).span(3).height(4)
 
 
 def _gauge(title: str, expression: str) -> gauge.Panel:

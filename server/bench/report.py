@@ -23,17 +23,9 @@ def show(levels: Sequence[Figures]) -> None:
     if not console.is_terminal:
         console.width = TABLE_WIDTH
     names = (
-        "load",
-        "requests",
-        "tokens/s",
-        "of the engine's",
-        "TTFT ms",
-        "TPOT ms",
-        "chunk gap ms",
-        "tokens a round",
-        "conversion",
-        "errors",
-    )
+        "load", "requests", "tokens/s", "of the engine's", "TTFT ms", "TPOT ms", "chunk gap ms", "tokens a round",
+        "conversion", "errors",
+    )  # fmt: skip
     table = Table(caption="latencies: p50 / p90 / p99, of gaps also p99.9")
     for name in names:
         table.add_column(name, justify="right", overflow="fold")

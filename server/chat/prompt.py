@@ -19,8 +19,6 @@ from headway.server.text.template_frames import MarkedConversation
 from headway.server.text.template_limits import folded, is_plain
 from headway.server.text.tokenizer import Tokenizer
 
-__all__ = ["Conversation", "chat_prompt", "conversation_for", "ending"]
-
 MAX_NESTING = 64
 MAX_TOOL_NESTING = 136  # the 64 levels of its schema, each within a map or a list, and what is around them
 THREAD_CHARACTERS = 8192  # longer chats are searched for structural tokens off the event loop
@@ -33,23 +31,6 @@ RENDERER_NAMES = frozenset({
     "chat_template", "return_assistant_tokens_mask", "self", "raise_exception", "strftime_now", "namespace", "dict",
     "range", "lipsum", "cycler", "joiner", "loop", "caller", "varargs", "kwargs",
 })  # fmt: skip
-
-
-def ending(add_generation_prompt: bool | None, continue_final_message: bool | None) -> tuple[bool, bool]:
-    """Returns (whether the prompt ends with the beginning of an answer, whether it ends within the last
-    message).
-
-    The first is the default. Raises ApiError if a request asks for both.
-    """
-    if add_generation_prompt and continue_final_message:
-        raise ApiError(
-            "continue_final_message and add_generation_prompt are both true, one of them must be false: a prompt "
-            "either goes on with the last message or begins a new answer",
-            param="continue_final_message",
-            code="invalid_value",
-        )
-    continues = bool(continue_final_message)
-    return (not continues if add_generation_prompt is None else add_generation_prompt), continues
 
 
 def conversation_for(body: ConversationFields, services: Services) -> Conversation:
@@ -113,7 +94,13 @@ def _checked_and_marked(conversation: Conversation, escaper: Escaper) -> MarkedC
 
 
 def _check(conversation: Conversation) -> None:
-    ending(conversation.adds_generation_prompt, conversation.continues_final_message)
+    if conversation.adds_generation_prompt and conversation.continues_final_message:
+        raise ApiError(
+            "continue_final_message and add_generation_prompt are both true, one of them must be false: a prompt "
+            "either goes on with the last message or begins a new answer",
+            param="continue_final_message",
+            code="invalid_value",
+        )
     for part, key, entry in conversation.entries():
         most = MAX_TOOL_NESTING if part == "tools" else MAX_NESTING
         if is_nested_beyond(entry, most):

@@ -281,31 +281,35 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
 
 def _command(module: str, function: str) -> Callable[..., int]:
     """Imports a command."""
-    found: Callable[..., int] = getattr(importlib.import_module(f"headway.server.cli.{module}"), function)
+    found: Callable[..., int] = getattr(importlib.import_module(f"headway.server.{module}"), function)
     return found
 
 
-def _serve(settings: Settings) -> int:
-    values = settings.read(_options(SERVE_GROUPS))
+def _server_config(
+    settings: Settings, groups: Mapping[str, list[Option]]
+) -> tuple[ServerConfig, dict[str, Value]]:
+    """Returns the server's configuration, and the values of all options. Configures the log, and logs the
+    flags and variables that change nothing."""
+    values = settings.read(_options(groups))
     config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
     configure_logging(config.log_level, config.log_format)
-    _log_what_is_ignored(settings)
+    for line in (*settings.typed.remarks, *settings.file.remarks, *remarks_on_services(os.environ)):
+        logger.info(line)
+    known = {o.variable for groups in ALL_GROUPS for o in (options.MODEL_NAME, *_options(groups))}
+    for line in warnings_of_unknown(os.environ, known):
+        logger.warning(line)
+    return config, values
+
+
+def _serve(settings: Settings) -> int:
+    config, values = _server_config(settings, SERVE_GROUPS)
     source, engine_config = _source(settings, values), _engine_config(values)
     with ExitStack() as stack:
         child = None
         with suppress(OSError):  # the start that follows tells of it
             # It imports torch while this process imports the command.
             child = stack.enter_context(closing(EngineChild()))
-        return _command("serve", "serve")(config, source, engine_config, child)
-
-
-def _log_what_is_ignored(settings: Settings) -> None:
-    """The flags and variables that change nothing."""
-    known = {o.variable for groups in ALL_GROUPS for o in (options.MODEL_NAME, *_options(groups))}
-    for line in (*settings.typed.remarks, *settings.file.remarks, *remarks_on_services(os.environ)):
-        logger.info(line)
-    for line in warnings_of_unknown(os.environ, known):
-        logger.warning(line)
+        return _command("cli.serve", "serve")(config, source, engine_config, child)
 
 
 def _bench(settings: Settings) -> int:
@@ -322,50 +326,41 @@ def _run_on_engine(command: str, arguments: Sequence[str]) -> int:
 
 def _chat(settings: Settings) -> int:
     values = settings.read(_options(CHAT_GROUPS))
-    return _command("chat", "chat")(_build(ChatConfig, values), settings.typed.model)
+    return _command("cli.chat", "chat")(_build(ChatConfig, values), settings.typed.model)
 
 
 def _warm_up(settings: Settings) -> int:
-    values = settings.read(_options(SERVE_GROUPS))
-    config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
-    configure_logging(config.log_level, config.log_format)
-    _log_what_is_ignored(settings)
-    return _command("warmup", "warm_up")(_source(settings, values), _engine_config(values))
+    _, values = _server_config(settings, SERVE_GROUPS)
+    return _command("cli.warmup", "warm_up")(_source(settings, values), _engine_config(values))
 
 
 def _fleet(settings: Settings) -> int:
-    values = settings.read(_options(FLEET_GROUPS))
-    config = _build(ServerConfig, {**values, "max_body_bytes": values["max_body"]})
-    configure_logging(config.log_level, config.log_format)
-    _log_what_is_ignored(settings)
+    config, values = _server_config(settings, FLEET_GROUPS)
     try:
-        module = importlib.import_module("headway.server.fleet.command")
+        fleet = _command("fleet.command", "fleet")
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"headway fleet needs Ray Serve ({error}); install it: pip install 'headway[ray]'"
         ) from None
-    status: int = module.fleet(settings, config, _source(settings, values))
-    return status
+    return fleet(settings, config, _source(settings, values))
 
 
 def _fleet_status(settings: Settings) -> int:
-    url = settings.value(options.URL)
-    status: int = importlib.import_module("headway.server.fleet.status").status(url)
-    return status
+    return _command("fleet.status", "status")(settings.value(options.URL))
 
 
 def _inspect(settings: Settings) -> int:
     values = settings.read(_options(INSPECT_GROUPS))
     config, source = _build(InspectConfig, values), _source(settings, values)
     with closing(EngineInspector()) as engine:  # it imports torch while this process imports the command
-        return _command("inspect", "inspect")(config, source, _engine_config(values), engine)
+        return _command("cli.inspect", "inspect")(config, source, _engine_config(values), engine)
 
 
 def _complete(settings: Settings) -> int:
     values = settings.read(_options(COMPLETE_GROUPS))
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     prompt, source = _prompt(settings.typed.prompt), _source(settings, values)
-    return _command("complete", "complete")(
+    return _command("cli.complete", "complete")(
         _build(CompleteConfig, values), prompt, source, _engine_config(values)
     )
 

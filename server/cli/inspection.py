@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -52,21 +51,6 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     model: Inspection
 
 
-@dataclass(slots=True)
-class _Findings:
-    """Mutable: what the API process would meet at its start, in that order."""
-
-    problems: list[str] = field(default_factory=list)
-    chat: ChatReport | None = None
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        try:
-            yield
-        except ModelError as error:
-            self.problems.append(str(error))
-
-
 def inspect_folder(
     name: str,
     folder: Path,
@@ -79,32 +63,43 @@ def inspect_folder(
 ) -> ModelReport:
     """Raises ConfigError for a template or a format that does not exist, and EngineDeadError."""
     with collected_warnings() as warnings:
-        own = _own_findings(folder, template_file, tool_format)
+        problems, chat = _own_findings(folder, template_file, tool_format)
     config = msgspec.structs.replace(engine_config, model_path=str(folder))
     found = engine.ask(config, gpu_memory_bytes)
-    problems = [*own.problems, *([] if found.problem is None else [found.problem])]
+    problems += [] if found.problem is None else [found.problem]
     return ModelReport(
         name=name,
         folder=str(folder),
         is_servable=not problems,
         problems=list(dict.fromkeys(problems)),
         warnings=[*warnings, *found.warnings],
-        chat=own.chat,
+        chat=chat,
         model=found,
     )
 
 
-def _own_findings(folder: Path, template_file: Path | None, tool_format: str | None) -> _Findings:
-    """Takes the steps of `serve` in their order."""
-    findings, vocab_size = _Findings(), None
-    with findings.noted():
+def _own_findings(
+    folder: Path, template_file: Path | None, tool_format: str | None
+) -> tuple[list[str], ChatReport | None]:
+    """Returns the problems of the API process, found by the steps of `serve` in their order, and the chat."""
+    problems: list[str] = []
+    chat = vocab_size = None
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            problems.append(str(error))
+
+    with noted():
         vocab_size = read_model_spec(folder).vocab_size
-    with findings.noted():
+    with noted():
         load_tokenizer(folder, vocab_size, template_file)
-    with findings.noted():
+    with noted():
         template = load_chat_template(folder, template_file)
         form = find_format("" if template is None else template.text, name=tool_format)
-        findings.chat = ChatReport(
+        chat = ChatReport(
             has_template=template is not None,
             has_tool_template=template is not None and template.tool_source is not None,
             tool_format=form.name,
@@ -112,4 +107,4 @@ def _own_findings(folder: Path, template_file: Path | None, tool_format: str | N
             thinking=form.thinking[0] if form.thinking else None,
             note=None if template is None else template.note,
         )
-    return findings
+    return problems, chat

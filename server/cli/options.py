@@ -51,20 +51,10 @@ def parse_url(text: str) -> str:
 
 
 def parse_switch(text: str) -> bool:
-    values = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-        "": False,
-    }
-    if text.lower() not in values:
+    is_on = text.lower() in ("1", "true", "yes", "on")
+    if not is_on and text.lower() not in ("0", "false", "no", "off", ""):
         raise ValueError("true or false, 1 or 0")
-    return values[text.lower()]
+    return is_on
 
 
 def parse_int(text: str) -> int:

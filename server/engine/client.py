@@ -117,8 +117,6 @@ class EngineClient:
         self._now = EngineStats()
         self.info: EngineInfo | None = None
 
-    # --- life --------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Returns at once; `wait_until_ready` tells how it went."""
         self._first_start: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -199,8 +197,6 @@ class EngineClient:
         """The latest gauges; counters over all lives of the engine."""
         return add_counters(self._past, self._now)
 
-    # --- requests ----------------------------------------------------------------------------------
-
     def new_request_id(self) -> int:
         return next(self._ids)
 
@@ -231,8 +227,6 @@ class EngineClient:
                 self._send(Abort(request_id, reason))
         self._go_on_trying()
 
-    # --- private -----------------------------------------------------------------------------------
-
     def _send(self, message: ToEngine) -> None:
         if self._process is not None and self._takes_requests:
             self._process.send(message)
@@ -250,7 +244,6 @@ class EngineClient:
         pause_seconds = self._back_off.first_seconds
         while True:
             failure = await self._live()
-            self._failure = failure.message
             is_over = self._state == "stopped" or (self._state == "draining" and not self._flights)
             if is_over or self._gave_up(failure):
                 return
@@ -311,8 +304,6 @@ class EngineClient:
         if self._process is not None and self._process.heartbeat.phase != "serve":
             self._num_failed_starts += 1
         self._process = None
-        if self._state in ("serving", "paused"):
-            self._state = "restarting"
         self._past, self._now = counters_only(self.stats), EngineStats()
 
     def _lose_requests(self, failure: Failure) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -47,9 +47,7 @@ class _Collected(Collector):
 
 
 def _text(families: Iterable[Metric]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Collected(families))
-    return generate_latest(registry)
+    return generate_latest(_Collected(families))
 
 
 def fleet_text(texts: Mapping[str, bytes], states: Mapping[str, int]) -> bytes:

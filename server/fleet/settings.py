@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,7 +15,6 @@ from headway.server.cli.config_file import ConfigFile, FileValue
 from headway.server.cli.settings import Settings
 
 Routing = Literal["prefix", "least-loaded", "round-robin"]
-ROUTINGS = get_args(Routing)
 # Where the clients connect is Ray's to say, and one's own file is not a replica's.
 NOT_OF_REPLICAS = {
     **dict.fromkeys(("host", "port", "unix-socket", "tls-cert", "tls-key"), "http_options of Ray Serve"),
@@ -58,28 +57,18 @@ def read_settings(args: Mapping[str, Any]) -> FleetSettings:
     except msgspec.ValidationError as error:
         wanted = "it must have only model, replicas, gpus, routing and serve, a mapping of flags"
         raise ConfigError(f"args of the fleet: {error}; {wanted}") from None
-    return settings_of(read.model, read.replicas, read.gpus, read.routing, _texts(read.serve))
-
-
-def settings_of(
-    model: str | None,
-    replicas: int,
-    gpus: float,
-    routing: Routing,
-    flags: dict[str, str | list[str]],
-) -> FleetSettings:
-    """Raises ConfigError."""
-    if replicas < 1:
-        raise ConfigError(f"replicas is {replicas}, it must be 1 or more")
-    if gpus < 0 or gpus != int(gpus):
+    if read.replicas < 1:
+        raise ConfigError(f"replicas is {read.replicas}, it must be 1 or more")
+    if read.gpus < 0 or read.gpus != int(read.gpus):
         raise ConfigError(
-            f"gpus is {gpus:g}, it must be a whole number: 0 for the CPU, else GPUs of each replica"
+            f"gpus is {read.gpus:g}, it must be a whole number: 0 for the CPU, else GPUs of each replica"
         )
+    flags = _texts(read.serve)
     values = _checked(flags)
     max_body, drain = values.value(_OPTIONS["max-body"]), values.value(_OPTIONS["drain-seconds"])
     assert isinstance(max_body, int)
     assert isinstance(drain, float)
-    return FleetSettings(model, replicas, int(gpus), routing, flags, max_body, drain)
+    return FleetSettings(read.model, read.replicas, int(read.gpus), read.routing, flags, max_body, drain)
 
 
 def _texts(serve: Mapping[str, bool | float | str | Sequence[str]]) -> dict[str, str | list[str]]:

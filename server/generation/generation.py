@@ -183,7 +183,8 @@ class Generation:
 
     def _take(self, event: TokenEvent, choice: Choice) -> None:
         previous_seconds = choice.last_token_seconds
-        delta = choice.take(_checked(event))
+        _check(event)
+        delta = choice.take(event)
         self._observe(event, choice, previous_seconds)
         if not choice.is_open:
             self._finish(choice)
@@ -314,19 +315,15 @@ def _sums(lists: Iterable[list[int]]) -> list[int]:
     return [sum(entries) for entries in zip_longest(*lists, fillvalue=0)]
 
 
-def _checked(event: TokenEvent) -> TokenEvent:
-    """Raises what the engine refused the request with."""
-    if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-        raise _refusal(event)
-    return event
-
-
-def _refusal(event: TokenEvent) -> HeadwayError:
+def _check(event: TokenEvent) -> None:
+    """Raises the error with which the engine refused or ended the request."""
+    if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
+        return
     message = event.error or "the engine ended this request"
     if event.error_code == "queue_full":
-        return QueueFullError(message, code=event.error_code)
+        raise QueueFullError(message, code=event.error_code)
     if event.error_code is None:
-        return EngineDeadError(message)
+        raise EngineDeadError(message)
     if event.error_code == "internal_error":  # a fault of the engine's own, which ended this request alone
-        return ApiError(message, status=500, code=event.error_code)
-    return RequestError(message, code=event.error_code, param=event.error_param)
+        raise ApiError(message, status=500, code=event.error_code)
+    raise RequestError(message, code=event.error_code, param=event.error_param)

@@ -65,14 +65,12 @@ def checked_source(
     the ids of special tokens by their names, in which calls are written. dropped: gets the paths of keywords
     of schemas that are not enforced.
     """
-    found: list[str] = []
+    dropped = [] if dropped is None else dropped
     try:
         if form.kind == "tools":
-            return lark_source(
-                _checked_calls(form, special_ids or {}, check, dropped if dropped is not None else found)
-            )
+            return lark_source(_checked_calls(form, special_ids or {}, check, dropped))
         if form.kind in ("json_object", "json_schema"):
-            return _schema_source(_form_schema(form, check, dropped if dropped is not None else found))
+            return _schema_source(_form_schema(form, check, dropped))
         source = _source(form)
         check(source)
     except RequestError as error:

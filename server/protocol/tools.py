@@ -118,13 +118,13 @@ def allowed_tools(
     return mode, {name for i, tool in enumerate(tools) for name in named(tool, f"{where}.tools[{i}]")}
 
 
-def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, name: str = "tools") -> None:
+def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
     """Refuses definitions that are not those of functions, and a choice of what is not among them, each by
     its path."""
-    check_count(name, tools, MAX_TOOLS, "tools")
+    check_count("tools", tools, MAX_TOOLS, "tools")
     seen: dict[str, int] = {}
     for i, tool in enumerate(tools or ()):
-        where = f"{name}[{i}]"
+        where = f"tools[{i}]"
         function = _function_of(tool, where)
         path = f"{where}.function.name"
         require(
@@ -134,7 +134,7 @@ def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, *, name
             "1 to 128 letters of a-z and A-Z, digits, underscores, hyphens and dots",
         )
         other = seen.setdefault(function.name, i)
-        require(other == i, path, repr(function.name), f"another name than that of {name}[{other}]")
+        require(other == i, path, repr(function.name), f"another name than that of tools[{other}]")
     _check_choice(choice, tuple(seen))
 
 

@@ -20,13 +20,8 @@ from headway.server.responses_api.tools import custom_arguments, function_name
 ROLES = ("user", "system", "developer", "assistant")
 SYSTEM = ("system", "developer")
 KINDS = (
-    "message",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "reasoning",
-)
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+)  # fmt: skip
 # What another server's own tools did in an earlier turn: the assistant's text says what came of it.
 LEFT_OUT = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_call",
             "mcp_approval_request", "mcp_approval_response")  # fmt: skip

@@ -19,14 +19,8 @@ from headway.server.telemetry.history import QUANTILES, Point
 
 router = APIRouter()
 SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 HEADERS = {
     "Cache-Control": "no-cache",
     # uPlot sets styles by script, which needs no exception; nothing is loaded from elsewhere.

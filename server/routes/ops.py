@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import asdict
 
 import msgspec
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from headway.server.generation.choice import ChoiceRequest
 from headway.server.generation.generation import Generation
 from headway.server.http.json_response import JsonResponse
 from headway.server.requests.services import Services, engine_info, max_draft_tokens, services_of
+from headway.server.telemetry.history import kv_cache_usage
 
 router = APIRouter()
 PROBE_SECONDS = 10.0
@@ -78,18 +80,7 @@ class Version(msgspec.Struct):
 @router.get("/health")
 async def health(request: Request) -> Response:
     status = services_of(request).engine.status()
-    body = Health(
-        is_alive=status.is_alive,
-        state=status.state,
-        phase=status.phase,
-        progress=status.progress,
-        step=status.step,
-        heartbeat_age_seconds=status.heartbeat_age_seconds,
-        num_restarts=status.num_restarts,
-        num_failed_starts=status.num_failed_starts,
-        failure=status.failure,
-    )
-    return JsonResponse(body, 200 if status.is_alive else 503)
+    return JsonResponse(Health(**asdict(status)), 200 if status.is_alive else 503)
 
 
 @router.get("/health/generate")
@@ -123,7 +114,7 @@ async def load(request: Request) -> Response:
         num_waiting_tokens=services.running.num_waiting_tokens,
         num_rows_running=stats.num_requests_running,
         num_rows_waiting=stats.num_requests_waiting,
-        kv_cache_usage_ratio=stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
+        kv_cache_usage_ratio=kv_cache_usage(stats),
     )
     return JsonResponse(body)
 

@@ -171,7 +171,7 @@ class History:
                 prompt_tokens_per_second=last.prompt_tokens_per_second,
                 num_running=new.stats.num_requests_running,
                 num_waiting=new.stats.num_requests_waiting,
-                kv_cache_usage_ratio=_usage(new.stats),
+                kv_cache_usage_ratio=kv_cache_usage(new.stats),
                 depth=last.depth,
                 depth_shares=acceptance.depth_shares,
                 acceptance_length=acceptance.acceptance_length,
@@ -227,7 +227,7 @@ def _log_statistics(recent: Recent) -> None:
         "prompt_tokens_per_second": round(recent.prompt_tokens_per_second, 1),
         "num_requests_running": stats.num_requests_running,
         "num_requests_waiting": stats.num_requests_waiting,
-        "kv_cache_usage_ratio": round(_usage(stats), 4),
+        "kv_cache_usage_ratio": round(kv_cache_usage(stats), 4),
         "acceptance_ratio": _rounded(recent.acceptance_ratio),
         "acceptance_length": _rounded(recent.acceptance_length),
         "depth": _rounded(recent.depth),
@@ -237,7 +237,8 @@ def _log_statistics(recent: Recent) -> None:
     logger.info("%s", told, extra={"fields": fields})
 
 
-def _usage(stats: EngineStats) -> float:
+def kv_cache_usage(stats: EngineStats) -> float:
+    """Returns the share of all blocks that requests own."""
     return stats.num_kv_blocks_used / max(1, stats.num_kv_blocks)
 
 

@@ -28,7 +28,7 @@ from headway.engine import MAX_DEPTH, STAGES, AuditOutcome, DraftCheckState, Eng
 from headway.server.base.config import MetricsNames
 from headway.server.base.errors import CODES
 from headway.server.engine.client import State
-from headway.server.telemetry.history import LAST_MINUTE_SECONDS, History
+from headway.server.telemetry.history import LAST_MINUTE_SECONDS, History, kv_cache_usage
 from headway.server.telemetry.request_metrics import RequestMetrics
 from headway.server.telemetry.vllm_metrics import VllmCollector, step_token_buckets
 
@@ -253,7 +253,7 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "headway_kv_cache_usage_ratio",
         "Blocks owned by requests, some before they need them, over all blocks.",
-        stats.num_kv_blocks_used / max(1, stats.num_kv_blocks),
+        kv_cache_usage(stats),
     )
     blocks = GaugeMetricFamily(
         "headway_kv_cache_blocks",

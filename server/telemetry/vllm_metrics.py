@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from headway.engine import STEP_TOKEN_BOUNDS, EngineStats, FinishReason
+from headway.server.telemetry.history import kv_cache_usage
 from headway.server.telemetry.request_metrics import RequestMetrics
 
 LABELS = ("model_name", "engine")
@@ -28,10 +29,7 @@ Read = Callable[[EngineStats], float]
 GAUGES: dict[str, tuple[str, Read]] = {
     "num_requests_running": ("headway_num_requests_running", lambda s: s.num_requests_running),
     "num_requests_waiting": ("headway_num_requests_waiting", lambda s: s.num_requests_waiting),
-    "kv_cache_usage_perc": (
-        "headway_kv_cache_usage_ratio",
-        lambda s: s.num_kv_blocks_used / max(1, s.num_kv_blocks),
-    ),
+    "kv_cache_usage_perc": ("headway_kv_cache_usage_ratio", kv_cache_usage),
 }
 COUNTERS: dict[str, tuple[str, Read]] = {
     "prompt_tokens": ("headway_prompt_tokens_total", lambda s: s.num_prompt_tokens),

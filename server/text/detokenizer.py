@@ -179,10 +179,6 @@ class Decoded(NamedTuple):
     num_tokens: int
     stop: str | None = None
 
-    @property
-    def is_stopped(self) -> bool:
-        return self.stop is not None
-
 
 class Detokenizer:
     """The text of one choice. Mutable: owned by that choice.

@@ -164,9 +164,9 @@ def folded(conversation: Conversation, limits: TemplateLimits) -> Folded:
         entries = _one_by_one(entries)
     entries = _with_systems_folded(entries, limits)
     if not limits.users_behind_results:
-        entries = _with_questions_in_results(entries)
+        entries = _merged(entries, lambda last, entry: last.role == "tool" and entry.role == "user")
     if not limits.repeated_roles:
-        entries = _without_repeated_roles(entries)
+        entries = _merged(entries, lambda last, entry: last.role == entry.role != "tool" and not last.calls)
     messages = [entry.joined() for entry in entries]
     return Folded(replace(conversation, messages=messages), [entry.origin for entry in entries], dropped)
 
@@ -273,22 +273,12 @@ def _is_shown(last: _Entry | None, limits: TemplateLimits) -> bool:
     return limits.several_systems if last.role == "system" else limits.late_system
 
 
-def _with_questions_in_results(entries: Sequence[_Entry]) -> list[_Entry]:
+def _merged(entries: Sequence[_Entry], belongs: Callable[[_Entry, _Entry], bool]) -> list[_Entry]:
+    """Returns the entries, with each that belongs to the one before it as a part of that one."""
     told = list[_Entry]()
     for entry in entries:
-        if told and told[-1].role == "tool" and entry.role == "user":
+        if told and belongs(told[-1], entry):
             told[-1] = told[-1].followed_by(entry)
-        else:
-            told.append(entry)
-    return told
-
-
-def _without_repeated_roles(entries: Sequence[_Entry]) -> list[_Entry]:
-    told = list[_Entry]()
-    for entry in entries:
-        last = told[-1] if told else None
-        if last is not None and last.role == entry.role != "tool" and not last.calls:
-            told[-1] = last.followed_by(entry)
         else:
             told.append(entry)
     return told

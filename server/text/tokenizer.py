@@ -310,7 +310,7 @@ def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTempl
     more = config.get("additional_special_tokens")
     named += more if isinstance(more, list) else []
     special = {token_content(token) for token in named} | NAMES
-    source = "" if template is None else template.source + (template.tool_source or "")
+    source = "" if template is None else template.text
     return [
         token.content
         for token in tokenizer.get_added_tokens_decoder().values()

@@ -31,8 +31,9 @@ from transformers import PreTrainedTokenizerFast
 from headway.server.app import create_app
 from headway.server.base.conversation import Conversation
 from headway.server.base.errors import ApiError
-from headway.server.chat.prompt import chat_prompt, ending
+from headway.server.chat.prompt import chat_prompt
 from headway.server.formats import find_format
+from headway.server.protocol.chat import ChatRequest, Message, conversation_of
 from headway.server.requests.services import Services
 from headway.server.telemetry.metrics import Metrics
 from headway.server.text.chat_template import ChatRenderer, ChatTemplate
@@ -399,7 +400,11 @@ async def test_a_long_conversation_is_marked_off_the_loop_with_the_same_result(
 def test_an_open_message_takes_the_place_of_the_prompt_for_an_answer(
     adds: bool | None, continues: bool | None, expected: tuple[bool, bool]
 ) -> None:
-    assert ending(adds, continues) == expected
+    body = ChatRequest(
+        messages=[Message("user", "a")], add_generation_prompt=adds, continue_final_message=continues
+    )
+    found = conversation_of(body)
+    assert (found.adds_generation_prompt, found.continues_final_message) == expected
 
 
 TOKENIZED = {

@@ -92,7 +92,7 @@ def test_the_engine_imports_libraries_while_the_command_is_imported(
 
     monkeypatch.setattr(cli, "_command", lambda *name: order.append(name) or run)
     assert cli.main(["serve"]) == (0 if error is None else 1)
-    assert order == ["engine", ("serve", "serve")]
+    assert order == ["engine", ("cli.serve", "serve")]
     assert child.is_closed
 
 

@@ -44,10 +44,10 @@ def run(detokenizer: Detokenizer, pieces: Sequence[Sequence[int]]) -> tuple[list
     for piece in pieces:
         decoded = detokenizer.push(piece)
         deltas.append(decoded.text)
-        if decoded.is_stopped:
+        if decoded.stop is not None:
             return deltas, True
     rest = detokenizer.flush()
-    return [*deltas, rest.text], rest.is_stopped
+    return [*deltas, rest.text], rest.stop is not None
 
 
 def cut(ids: list[int], lengths: list[int]) -> list[list[int]]:
