@@ -1,2 +1,2 @@
-"""The API process: HTTP and text on one side, token ids for the engine process on the other. No torch
-here."""
+"""The API process: HTTP and text on one side, token ids for the engine process on the other. It never
+imports torch."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, errors, and nothing of how it is started."""
+"""The ASGI application: its routes, middleware and error handlers. How it is started is not known here."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def create_app(
     origins: AllowedOrigins | None = None,
     fleet_key: str | None = None,
 ) -> ASGIApp:
-    """Starts nothing: the engine belongs to the caller. origins: None for any Host and Origin. fleet_key: of
-    requests that a fleet's ingress sends.
+    """Returns the application. It starts nothing: the engine belongs to the caller.
 
-    What is around the routes, outermost first: other spellings of paths, request ids, those of a fleet, the
-    access log, CORS, the guard.
+    origins: None allows any Host and Origin. fleet_key: the key that marks requests of a fleet's ingress;
+    None outside of a fleet.
+
+    The middleware, outermost first: canonical paths, request ids, requests that a fleet continues, the access
+    log, CORS, the guard.
     """
     app = FastAPI(
         title="Headway",

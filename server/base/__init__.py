@@ -1,1 +1,1 @@
-"""What every room of the API process may use, from its configuration to its errors."""
+"""Modules that every package of the API process may use, from its configuration to its errors."""

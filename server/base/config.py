@@ -23,9 +23,9 @@ class ModelSource:
 class ServiceLimits:
     """The limits of one request. request_seconds: 0 for no limit.
 
-    keep_alive_seconds: after so long without an event a stream gets a comment, so that nothing between
-    server and client takes it for dead; 0 for none. force_include_usage: every stream ends with its usage.
-    refuses_unknown_fields: a body with a field that nobody knows is refused.
+    keep_alive_seconds: a stream without an event for this long gets a comment, so that nothing between server
+    and client closes the connection; 0 turns this off. force_include_usage: every stream ends with its usage.
+    refuses_unknown_fields: a body with an unknown field is refused.
     """
 
     max_body_bytes: int = 8 * 2**20
@@ -39,10 +39,10 @@ class ServiceLimits:
 class ServerConfig:
     """The configuration of `headway serve`. Its repr leaves the keys out.
 
-    served_model_name: empty for the name of the source; answers carry the first. unix_socket: listened on
-    instead of host and port.
-    chat_template: a file, instead of the template in the model's files. tool_format: None for that of the
-    chat template."""
+    served_model_name: if empty, the name of the source is used; answers carry the first name. unix_socket:
+    the server listens there instead of at host and port. chat_template: a file that replaces the template in
+    the model's files. tool_format: None for the format that the chat template shows.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -72,8 +72,8 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class InspectConfig:
-    """The configuration of `headway inspect`. gpu_memory: bytes of a GPU that need not be here. json: print
-    one JSON object. chat_template, tool_format: as of ServerConfig."""
+    """The configuration of `headway inspect`. gpu_memory: the memory of a GPU in bytes, which need not be
+    in this machine. json: print one JSON object. chat_template, tool_format: as in ServerConfig."""
 
     gpu_memory: int | None = None
     json: bool = False
@@ -83,7 +83,8 @@ class InspectConfig:
 
 @dataclass(frozen=True, slots=True)
 class CompleteConfig:
-    """The configuration of `headway complete`. None: as the model's files say, or drawn (seed)."""
+    """The configuration of `headway complete`. A field that is None gets its value from the model's files;
+    the seed is drawn."""
 
     max_tokens: int = 64
     temperature: float | None = None
@@ -96,7 +97,7 @@ class CompleteConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChatConfig:
-    """The configuration of `headway chat`. None: as the server and its model have it."""
+    """The configuration of `headway chat`. A field that is None is left to the server and its model."""
 
     url: str = "http://localhost:8000"
     api_key: str | None = field(default=None, repr=False)

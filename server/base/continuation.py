@@ -1,9 +1,8 @@
-"""What makes an answer of one server go on in another: everything that it has drawn or been told from
-outside.
+"""The state with which one server continues an answer that another has begun.
 
 An answer is a function of its request, of what the server draws for it (seeds, ids, the time) and of what the
-engine gives. A fleet's ingress brings the first two to each server, and to the second one also what the
-engine of the first had given.
+engine generates. A fleet's ingress sends the first two to each server, and to a server that continues an
+answer also the events of the first server's engine.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from starlette.requests import Request
 
 from headway.engine import TokenEvent
 
-# In the headers of an answer whose parts end in marks, see `Journal`.
+# This header marks an answer whose parts end in marks, see `Journal`.
 JOURNAL = "x-headway-journal"
 MARK = b": headway "
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """name: all draws follow from it; None: they are random. told: what the engine has given so far, as far
-    as the client has been told of it; request_id is the number of the choice. num_sent: parts of the stream
-    that the client has. keeps_journal: the stream tells what it is made of."""
+    """name: the seed of all draws; None for random draws. told: the engine's events so far, as far as the
+    client has seen their effect; request_id is the index of the choice. num_sent: the number of parts of
+    the stream that the client has. keeps_journal: the stream carries the events that it is made of."""
 
     name: str | None = None
     created_unix: int = field(default_factory=lambda: int(time.time()))
@@ -36,15 +35,15 @@ class Continuation:
     keeps_journal: bool = False
 
     def draws(self, purpose: str) -> Random:
-        """Returns where all that serves one purpose is drawn from."""
+        """Returns the generator of all draws for one purpose."""
         return SystemRandom() if self.name is None else Random(f"{self.name} {purpose}")
 
 
 class Journal:
-    """What a stream is made of, told in it after each part as a comment of server-sent events.
+    """Writes the engine's events into the stream that is made of them, as a comment after each part.
 
-    A mark has the number of parts so far and the engine's events that they were made of since the last mark.
-    Mutable: its stream's generation adds events, and its response takes them.
+    A mark has the number of parts so far and the engine's events since the last mark. Mutable: the stream's
+    generation adds events, and its response takes them.
     """
 
     def __init__(self, num_sent: int) -> None:
@@ -56,7 +55,7 @@ class Journal:
         self._events.append(event)
 
     def mark(self, num_parts: int) -> bytes:
-        """Returns the mark after that many parts; it takes the events out."""
+        """Returns the mark after that many parts, and forgets the events in it."""
         events, self._events = self._events, []
         return MARK + b"%d " % num_parts + msgspec.json.encode(events) + b"\n\n"
 

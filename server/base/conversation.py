@@ -11,12 +11,12 @@ VARIABLES = "chat_template_kwargs"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request gives to the chat template. Messages have their roles and contents as strings; the
-    arguments of tool calls are objects where they are valid JSON.
+    """The input of a chat template. Messages have their roles and contents as strings; the arguments of tool
+    calls are objects where they are valid JSON.
 
-    template_variables: further names that the template may read, such as enable_thinking.
-    adds_generation_prompt: the text ends with the beginning of an answer. continues_final_message: the text
-    ends within the last message.
+    template_variables: further variables of the template, such as enable_thinking. adds_generation_prompt:
+    the prompt ends with the beginning of an answer. continues_final_message: the prompt ends within the last
+    message.
     """
 
     messages: list[dict[str, Any]]
@@ -34,7 +34,7 @@ class Conversation:
         yield VARIABLES, self.template_variables
 
     def with_strings(self, change: Callable[[str], str]) -> Conversation:
-        """The conversation with every string and every name of an object changed."""
+        """Returns the conversation with every string and every name of an object changed."""
         return replace(
             self,
             messages=_changed(self.messages, change),
@@ -44,8 +44,8 @@ class Conversation:
         )
 
     def with_entry(self, part: str, key: int | str, other: Conversation) -> Conversation:
-        """The conversation with one message, tool, document or variable taken from another one of the same
-        form."""
+        """Returns the conversation with one message, tool, document or variable from another conversation
+        of the same shape."""
         if part == VARIABLES:
             variables = {
                 name: other.template_variables[name] for name in self.template_variables if name == key

@@ -1,5 +1,5 @@
-"""Faults as the client sees them: OpenAI's nested envelope, its status codes and its types; Anthropic's on
-the paths of its API.
+"""Errors as clients see them: OpenAI's envelope, status codes and types, and Anthropic's on the paths of its
+API.
 
 HeadwayError (engine)
  └─ ApiError             a request refused by this process; carries the status and headers of the answer
@@ -79,7 +79,7 @@ class ApiError(HeadwayError):
 
 
 class ClientGoneError(ApiError):
-    """The client hung up before the answer was complete."""
+    """The client disconnected before the answer was complete."""
 
     def __init__(self) -> None:
         super().__init__("the client closed the connection", status=499)
@@ -108,7 +108,7 @@ class MessagesErrorBody(msgspec.Struct):
 
 
 class MessagesErrorEnvelope(msgspec.Struct, tag_field="type", tag="error"):
-    """Anthropic's."""
+    """Anthropic's envelope of an error."""
 
     error: MessagesErrorBody
     request_id: str
@@ -133,12 +133,12 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def is_messages(scope: Scope) -> bool:
-    """The path is one of Anthropic's API, whose clients know its envelope alone."""
+    """Returns whether the path is one of Anthropic's API, whose clients know its envelope alone."""
     return MESSAGES_PATHS.fullmatch(scope["path"]) is not None
 
 
 def envelope(error: ApiError, scope: Scope) -> bytes:
-    """The JSON body of an error, also the payload of an error event in a stream."""
+    """Returns the JSON body of an error, which is also the payload of an error event in a stream."""
     if is_messages(scope):
         kind = _MESSAGES_TYPES.get(error.status, "invalid_request_error")
         body = MessagesErrorBody(kind, str(error), MessagesErrorDetails(error.code, error.param))
@@ -148,8 +148,8 @@ def envelope(error: ApiError, scope: Scope) -> bytes:
 
 
 class ErrorResponse(Response):
-    """The answer to a request that is refused or failed; notes the error for the request's record as it is
-    sent."""
+    """The answer to a request that is refused or has failed. It notes the error for the request's record
+    when it is sent."""
 
     media_type = "application/json"
 
@@ -163,14 +163,14 @@ class ErrorResponse(Response):
 
 
 def note_error(scope: Scope, error: ApiError) -> None:
-    """Keeps the error that the client is told; the access log reads it when the request ends."""
+    """Stores the error that the client is told, which the access log reads when the request ends."""
     if not isinstance(error, ClientGoneError):
         scope.setdefault("state", {})["error"] = error
 
 
 def forget_frames(error: BaseException) -> None:
-    """Drops the traceback of an error that was handled: its frames hold the request's body, and the request
-    holds the error, so that only the collector would free them."""
+    """Drops the traceback of a handled error. Its frames hold the request's body, and the request holds
+    the error, so that only the garbage collector would free them."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
@@ -180,7 +180,7 @@ def noted_error(scope: Scope) -> ApiError | None:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every answer that is not a success gets the envelope: also 404, 405 and unexpected exceptions."""
+    """Gives every answer that is not a success the envelope, including 404, 405 and unexpected exceptions."""
     for kind in (HeadwayError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
@@ -198,8 +198,8 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 def _unsupported(path: str) -> ApiError | None:
-    """A refusal by 400: proxies such as LiteLLM take a server that answers 404 out of service for
-    everybody."""
+    """Returns a refusal with status 400: proxies such as LiteLLM take a server that answers 404 out of
+    service for everybody."""
     instead = help_for(path.removesuffix("/"))
     if instead is None:
         return None

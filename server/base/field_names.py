@@ -1,4 +1,4 @@
-"""The names of a chat's fields in the words of the API that the chat was asked for by."""
+"""Translates the paths of a chat's fields to the paths of the request that the chat was made from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from headway.engine import HeadwayError
 from headway.server.base.errors import ApiError, as_api_error
 
-# Paths in a message of an error, but not within a value that it repeats in quotes.
+# Matches paths in an error message, except within a quoted value.
 _PATHS = re.compile(
     r"(?<![\w'\".])(?:messages(?=\[| is )|tools(?=\[)|response_format|max_completion_tokens|max_tokens|reasoning_effort"
     r"|thinking_budget_tokens|parallel_tool_calls|stop(?= is )|tool_choice(?=\.))(?:\[\d+\]|\.\w+)*"
@@ -17,24 +17,24 @@ _PATHS = re.compile(
 
 
 class FieldNames:
-    """Mutable: whoever translates a request adds the names of its parts. A name stands for what is within the
-    part, too."""
+    """Maps paths in a chat to paths in its request. A path stands for everything within it, too. Mutable:
+    the translation of a request adds the paths of its parts."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """names: by the path in the chat, the path in the request."""
+        """names: the request's path for each path in the chat."""
         self._names = dict(names)
         self._entries: dict[str, list[tuple[int, str]]] = {}
 
     def add_entries(self, path: str, first: int, own: str) -> None:
-        """From the first on, the entries of the list are those of the request's own list, until others are
-        added."""
+        """Maps the entries of a list from the index `first` on to those of the request's list `own`, up to
+        the next entries that are added."""
         self._entries.setdefault(path, []).append((first, own))
 
     def add(self, path: str, own: str) -> None:
         self._names[path] = own
 
     def own(self, path: str) -> str:
-        """Returns the request's path; that of a field which both have stays as it is."""
+        """Returns the request's path. A path that has no other name stays as it is."""
         for end in (len(path), *(match.start() for match in reversed([*re.finditer(r"[.\[]", path)]))):
             if (name := self._name(path[:end])) is not None:
                 return name + path[end:]
@@ -49,7 +49,7 @@ class FieldNames:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Errors that are raised within name the request's own fields."""
+        """Translates the errors that are raised within."""
         try:
             yield
         except HeadwayError as error:

@@ -1,4 +1,4 @@
-"""Paths of other servers' APIs, and what of this server's serves a client of each best."""
+"""Paths of other servers' APIs, and the endpoints of this server that serve the same purpose."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _SERVED = (
 _NOTHING = "nothing here does that"
 _MANAGEMENT = "what it does is set when the server starts, by the flags of `headway serve`"
 
-# By what fits best, in this order: paths of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, Ollama, TGI, TEI,
-# KoboldCpp, LM Studio and others.
+# The paths of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, Ollama, TGI, TEI, KoboldCpp, LM Studio and others
+# by what replaces them. The first pattern that matches counts.
 _FITTING = {
     "no answer is kept here: send the whole conversation as the input of POST /v1/responses": r"(/v1)?/responses/.+",
     "use POST /v1/chat/completions": (
@@ -59,7 +59,8 @@ _PATTERNS = {fit: re.compile(paths) for fit, paths in _FITTING.items()}
 
 
 def help_for(path: str) -> str | None:
-    """Returns what serves a client of the path, what fits first; None for a path that no known server has."""
+    """Returns what a client of the path should use instead, the best first; None for a path of no known
+    server."""
     fit = next((fit for fit, pattern in _PATTERNS.items() if pattern.fullmatch(path)), None)
     if fit is None:
         return None

@@ -1,8 +1,9 @@
-"""Jobs of clients in a process that they may harm (worker_process.py), with turns by client.
+"""Runs clients' jobs in a process that they may crash (worker_process.py), and shares it fairly among
+clients.
 
-Each job first runs in a lane for quick ones, where little processor time ends it. One that needs more then
-waits for the lane of long ones, so that a client of slow jobs waits for slow jobs alone. The next turn is
-that of the client that took the least time lately.
+Each job first runs in a lane for quick jobs, which allows little processor time. A job that needs more waits
+for the lane of long jobs, so that a client of slow jobs waits for slow jobs alone. The next job is that of
+the client that has used the least processor time lately.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ HUNG_SECONDS = 120.0  # on the clock, for one job of a few seconds
 WAIT_SECONDS = 30.0  # for a turn
 MAX_WAITING = 64
 MAX_CLIENTS = 1024
-HALF_LIFE_SECONDS = 30.0  # of the memory of who took how much
+HALF_LIFE_SECONDS = 30.0  # of the processor time that is remembered for each client
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """verb: what the process does, as "checks grammars". seconds: of processor time that a job may take;
-    quick_seconds: in its first lane. hello: returns what the process is given at its start."""
+    """A kind of jobs. verb: what the process does, such as "checks grammars". seconds: the processor time
+    that a job may take; quick_seconds: the same in the lane for quick jobs. hello: returns the first
+    payload, which the process gets at its start."""
 
     verb: str
-    code: str  # of the error where there is no process, or no turn
+    code: str  # of the error if there is no process, or no free lane
     seconds: float
     quick_seconds: float
     hello: Callable[[], bytes]
@@ -50,8 +52,8 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """exit_code: of the process that the job has ended; 0 where there is an answer. seconds: of processor
-    time, at most."""
+    """The result of a job. exit_code: that of a child process which the job has ended; 0 if there is an
+    answer. seconds: an upper bound of the processor time used."""
 
     exit_code: int
     seconds: float
@@ -77,7 +79,7 @@ class _Turn:
 
 
 class WorkerPool:
-    """Mutable: owns the process, which it starts when needed, its lanes, and the turns of those who wait."""
+    """Mutable: owns the process, which it starts when needed, its lanes, and the jobs that wait."""
 
     def __init__(self, command: Sequence[str], purpose: Purpose) -> None:
         self._command = command
@@ -91,12 +93,12 @@ class WorkerPool:
         self._running: set[asyncio.Task[Outcome]] = set()
 
     async def run(self, payload: bytes) -> Outcome:
-        """Raises ApiError (503) where there is no process, or no turn."""
+        """Raises ApiError (503) if there is no process, or if the job had to wait for too long."""
         outcome = await self._run(payload, is_quick=True)
         return await self._run(payload, is_quick=False) if outcome.is_too_slow else outcome
 
     async def start(self) -> None:
-        """Raises ApiError (503) where the process does not come up."""
+        """Raises ApiError (503) if the process does not start."""
         async with self._starting:
             if self.process is not None and self.process.returncode is None:
                 return
@@ -114,7 +116,8 @@ class WorkerPool:
         await self._stop()
 
     async def _run(self, payload: bytes, *, is_quick: bool) -> Outcome:
-        """A job that has begun goes on if its client leaves: the process is not to be started anew for it."""
+        """Runs a job in one lane. It goes on if its client leaves, since only the end of the process could
+        stop it."""
         await self.start()
         client = CLIENT.get()
         lane = await self._turn(client, is_quick=is_quick)
@@ -140,14 +143,14 @@ class WorkerPool:
             if is_answered:
                 self._used.add(client, outcome.seconds)
                 self._release(lane)
-            elif lane in self._lanes:  # else another process has taken the place of its own
+            elif lane in self._lanes:  # otherwise its process has been replaced already
                 await self._stop()
         return outcome
 
     def _forget(self, task: asyncio.Task[Outcome]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody may be left to hear it
+            task.exception()  # marks it as retrieved: no caller may be left
 
     async def _turn(self, client: str, *, is_quick: bool) -> _Lane:
         free = next((lane for lane in self._free if lane.is_quick == is_quick), None)
@@ -172,13 +175,13 @@ class WorkerPool:
                 self._waiting.remove(turn)
 
     def _give_up(self, turn: _Turn) -> None:
-        """A turn may come at the very moment at which nobody waits for it any more."""
+        """Releases a lane that was handed over at the very moment at which its job stopped waiting."""
         if turn.lane.done() and not turn.lane.cancelled() and turn.lane.exception() is None:
             self._release(turn.lane.result())
 
     def _make_room(self, client: str) -> None:
-        """Refuses the newest job of the client that has most jobs waiting. Raises ApiError (503) where that
-        is the one that asks."""
+        """Refuses the newest job of the client that has the most jobs waiting. Raises ApiError (503) if
+        that is the client that asks."""
         refusal = self._refusal(
             f"has {len(self._waiting)} requests that wait, which is the limit; try again later"
         )
@@ -192,7 +195,7 @@ class WorkerPool:
 
     def _release(self, lane: _Lane) -> None:
         if lane not in self._lanes:
-            return  # of a process that is gone
+            return  # its process has ended
         turns = [turn for turn in self._waiting if turn.is_quick == lane.is_quick and not turn.lane.done()]
         if not turns:
             self._free.append(lane)
@@ -202,7 +205,7 @@ class WorkerPool:
         following.lane.set_result(lane)
 
     async def _start(self) -> None:
-        """The time that the process needs is not a job's."""
+        """Starts the process. The time that it needs counts for no job."""
         pairs = [socket.socketpair() for _ in range(NUM_QUICK + 1)]
         theirs = [their.fileno() for _, their in pairs]
         try:
@@ -238,7 +241,7 @@ class WorkerPool:
                 process.kill()
             await process.wait()
         for lane in lanes:
-            with suppress(OSError):  # what was not sent to a process that is gone
+            with suppress(OSError):  # a process that has ended does not read the rest
                 await lane.writer.wait_closed()
 
     def _refusal(self, what: str) -> ApiError:

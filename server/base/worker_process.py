@@ -1,8 +1,8 @@
 """The worker's side of worker_pool.py: a process that answers jobs in children of its own, one for each lane.
 
-Jobs come from clients, and a job may take its child with it. The parent runs none: it keeps what all share,
-and replaces a child in milliseconds. A lane is a socket. A job is JOB and its payload, an answer is ANSWER
-and its payload.
+Jobs come from clients, and a job may crash its child. The parent runs no job: it holds what the children
+share, and replaces a child within milliseconds. A lane is a socket. A job is JOB and its payload, an answer
+is ANSWER and its payload.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 JOB = struct.Struct("<dI")  # seconds of processor time that it may take, bytes
-# The exit code of the child that the job has ended, or 0; seconds of processor time; bytes.
+# The exit code of a child that the job has ended, or 0; seconds of processor time; bytes.
 ANSWER = struct.Struct("<idI")
 Answer = Callable[[bytes], bytes]
 
@@ -32,8 +32,8 @@ _IDLE, _WORKING, _WRITING = range(3)
 
 
 def main(make: Callable[[bytes], Answer], *, niceness: int = 0) -> None:
-    """Serves the lanes whose descriptors the command line has. make: returns what answers jobs, given the
-    first payload."""
+    """Serves the lanes whose file descriptors are on the command line. make: gets the first payload and
+    returns the function that answers jobs."""
     os.nice(niceness)
     lanes = [int(argument) for argument in sys.argv[1:]]
     with open(lanes[0], "rb", buffering=0, closefd=False) as source:
@@ -76,7 +76,7 @@ def _fork(lanes: Sequence[int], lane: int, states: mmap.mmap, answer: Answer) ->
 
 
 def _work(descriptor: int, lane: int, states: mmap.mmap, answer: Answer) -> int:
-    """Answers jobs to the end of the lane. Ends the process, by the timer's signal, where one takes too much
+    """Answers jobs until the lane is closed. A timer's signal ends the process if a job takes too much
     processor time."""
     most_bytes = _resident_bytes() + MAX_GROWTH_BYTES
     with open(descriptor, "r+b", buffering=0, closefd=False) as stream:
@@ -113,13 +113,13 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 
 
 def _resident_bytes() -> int:
-    """Linux only: 0 elsewhere."""
+    """Returns the resident memory; 0 where the system is not Linux."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
 
 
 def _limit_memory() -> None:
-    """Linux only: elsewhere the address space in use is not known."""
+    """Limits the address space on Linux; elsewhere the size in use is not known."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         in_use_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()

@@ -31,7 +31,7 @@ class UsageError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 1 for what cannot be done, and where nothing of a level was answered."""
+    """Returns the exit status: 1 if the run is impossible, or if all requests of a level failed."""
     arguments = _parser().parse_args(argv)
     try:
         levels, interferences = run(arguments)
@@ -108,7 +108,7 @@ def _long_prompts(arguments: argparse.Namespace) -> LongPrompts | None:
 
 
 def _seconds(arguments: argparse.Namespace) -> float | None:
-    """Streams are disturbed for a time, not for a number of requests."""
+    """Returns the duration of a level, which has a default if long prompts are sent."""
     if arguments.prompt_every is None or arguments.duration is not None:
         seconds: float | None = arguments.duration
         return seconds
@@ -116,14 +116,15 @@ def _seconds(arguments: argparse.Namespace) -> float | None:
 
 
 def _levels(arguments: argparse.Namespace) -> list[Level]:
-    """Closed loops first. An open loop is warmed up by one stream for each request that comes in a second."""
+    """Returns the levels, closed loops first. The warm-up of an open loop has as many streams as requests
+    arrive in a second."""
     closed = arguments.concurrency or (() if arguments.request_rate else (1, 32, 128))
     levels = [Level(number, None) for number in closed]
     return levels + [Level(max(1, round(rate)), rate) for rate in arguments.request_rate or ()]
 
 
 def _num_workers(levels: Sequence[Level]) -> int:
-    """Half the cores at most: the server needs some."""
+    """Returns the number of client processes, at most half of the cores: the server needs some."""
     wanted = max(-(-level.num_streams // STREAMS_PER_WORKER) for level in levels)
     return max(1, min(wanted, (os.cpu_count() or 2) // 2))
 
@@ -158,7 +159,7 @@ def _body(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plain_milliseconds(file: Path | None) -> dict[str, float]:
-    """By level."""
+    """Returns the time per output token of --baseline by level."""
     try:
         return {} if file is None else plain_milliseconds(_read(file))
     except (ValueError, KeyError, TypeError):
@@ -168,7 +169,7 @@ def _plain_milliseconds(file: Path | None) -> dict[str, float]:
 
 
 def _engine_rates(arguments: argparse.Namespace, engine: Mapping[str, object]) -> dict[str, float]:
-    """By level."""
+    """Returns the engine's tokens a second of --engine by level."""
     file, lengths = arguments.engine, {"input_len": arguments.input_len, "output_len": arguments.output_len}
     if file is None:
         return {}

@@ -1,4 +1,4 @@
-"""Sends requests and notes when their events come. One worker process runs one share of the load.
+"""Sends requests and notes when their events arrive. One worker process runs one share of the load.
 
 Events are counted, not read: only the last ones, which carry usage or an error, are parsed.
 """
@@ -23,8 +23,8 @@ CHOICE, ERROR, USAGE = b'"choices":[{', b'data: {"error"', b'"usage":{'
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server that requests go to, and what every body has besides its prompt and seed. timeout_seconds:
-    of silence."""
+    """The server that requests go to, and the fields of every body besides its prompt and seed.
+    timeout_seconds: how long the server may be silent."""
 
     base_url: str
     headers: dict[str, str]
@@ -48,12 +48,12 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One worker's part of a level. request_rate: arrivals a second, as a Poisson process or, if
-    has_even_arrivals, one after as long as the other; None for a closed loop.
+    """One worker's part of a level. request_rate: arrivals a second, as a Poisson process or, with
+    has_even_arrivals, at even intervals; None for a closed loop.
 
-    num_streams: of a closed loop, requests on their way at any time. num_requests: None for no limit but the
-    time's. seconds: after which none is sent any more; None for no limit but the number's. start_seconds: by
-    the machine's monotonic clock, the same for all workers.
+    num_streams: the concurrent requests of a closed loop. num_requests: None for no limit but the time.
+    seconds: the time after which no more requests are sent; None for no limit but the number. start_seconds:
+    the start by the machine's monotonic clock, the same for all workers.
     """
 
     target: Target
@@ -69,10 +69,11 @@ class Share:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. Mutable while its events come. Times in seconds, by the machine's monotonic clock.
+    """The observations of one request. Mutable while its events arrive. Times in seconds, by the machine's
+    monotonic clock.
 
-    gaps: between its chunks. completion_tokens, accepted_tokens: as its usage says. error: kind of what went
-    wrong.
+    gaps: the times between its chunks. completion_tokens, accepted_tokens: from its usage. error: the kind of
+    failure.
     """
 
     start: float
@@ -87,7 +88,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ShareResult:
-    """cpu_seconds: of this worker while the share ran, which took wall_seconds."""
+    """The result of a share. cpu_seconds: the processor time of this worker while the share ran, which
+    took wall_seconds."""
 
     outcomes: list[Outcome]
     cpu_seconds: float
@@ -95,7 +97,7 @@ class ShareResult:
 
 
 def run_share(share: Share) -> ShareResult:
-    """In a worker process."""
+    """Runs a share in a worker process."""
     return asyncio.run(_run(share))
 
 
@@ -142,7 +144,7 @@ async def _closed_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator
 
 
 async def _open_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator[bytes]) -> list[Outcome]:
-    """Requests come when they come, whether those before have ended or not."""
+    """Sends each request when it is due, whether earlier ones have ended or not."""
     tasks: list[asyncio.Task[Outcome]] = []
     for due, body in zip(_arrivals(share), bodies, strict=False):
         await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -151,7 +153,8 @@ async def _open_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator[b
 
 
 def _arrivals(share: Share) -> Iterator[float]:
-    """When the requests are due, by the machine's monotonic clock; before the level's time is over."""
+    """Yields the times at which requests are due, by the machine's monotonic clock, until the level's time
+    is over."""
     rate = share.request_rate
     assert rate is not None
     gaps, seconds = random.Random(f"{share.seed}, arrivals"), 0.0
@@ -163,7 +166,7 @@ def _arrivals(share: Share) -> Iterator[float]:
 
 
 async def send(client: httpx.AsyncClient, body: bytes) -> Outcome:
-    """Never raises what the server or the network does wrong: that is the outcome."""
+    """Sends one request. Failures of the server or the network are not raised: they are the outcome."""
     outcome = Outcome(time.monotonic())
     try:
         request = client.stream(
@@ -181,7 +184,7 @@ async def send(client: httpx.AsyncClient, body: bytes) -> Outcome:
 
 
 async def _read_events(response: httpx.Response, outcome: Outcome) -> None:
-    """A stream that ends without its last line was cut off."""
+    """Reads the events of a stream. A stream that ends without its last line was cut off."""
     rest, last = b"", 0.0
     async for piece in response.aiter_raw():
         now = time.monotonic()

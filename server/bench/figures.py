@@ -1,4 +1,4 @@
-"""Computes the figures of a level from its outcomes: latencies, throughput, what speculation did."""
+"""Computes the figures of a level from its outcomes: latencies, throughput and the effect of speculation."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Figures:
 
     tokens_per_second: output, from the first request's start to the last one's end. time_per_output_token:
     (end to end - time to first token) / (tokens - 1). acceptance_length: tokens a row got in a round, by the
-    usage of the answers; engine_acceptance_length, acceptance_per_position: by /metrics, of all requests
-    meanwhile. conversion: speed-up of the median time per output token over a run without speculation, over
-    the acceptance length. share_of_engine: of the tokens a second that the engine alone makes.
-    client_cpu_share: of the busiest worker.
+    usage of the answers; engine_acceptance_length, acceptance_per_position: the same by /metrics, over all
+    requests of that time. conversion: speed-up of the median time per output token over a run without
+    speculation, over the acceptance length. share_of_engine: tokens a second over those of the engine alone.
+    client_cpu_share: processor time over time, of the busiest worker.
     """
 
     level: str
@@ -117,7 +117,7 @@ def figures_of(
 
 
 def percentiles(seconds: Sequence[float], percents: Sequence[float] = PERCENTILES) -> dict[str, float]:
-    """Milliseconds; {} of nothing. percents: multiples of 0.1."""
+    """Returns percentiles in milliseconds; {} for an empty sequence. percents: multiples of 0.1."""
     if not seconds:
         return {}
     if len(seconds) == 1:
@@ -127,7 +127,8 @@ def percentiles(seconds: Sequence[float], percents: Sequence[float] = PERCENTILE
 
 
 def _own_acceptance_length(outcomes: Sequence[Outcome]) -> float | None:
-    """Tokens after the first ones come from rounds, and every round ends with one token that is no draft."""
+    """Returns the tokens a row got in a round: each token after the first comes from a round, and each
+    round ends with one token that is no draft."""
     num_tokens = sum(outcome.completion_tokens - 1 for outcome in outcomes)
     num_rounds = num_tokens - sum(outcome.accepted_tokens for outcome in outcomes)
     return num_tokens / num_rounds if num_rounds > 0 else None

@@ -1,4 +1,4 @@
-"""Measures how long prompts disturb streams, and streams long prompts: `headway bench serve
+"""Measures how much long prompts slow down streams, and streams long prompts: `headway bench serve
 --prompt-every`."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Compared:
 
 
 def compare(run: Run, level: Level, prompts: LongPrompts, references: References) -> Compared:
-    """Prompts alone, streams alone, then both for as long. Raises httpx.HTTPError."""
+    """Measures the prompts alone, the streams alone, then both for the same time. Raises httpx.HTTPError."""
     run.spread(_one_by_one(run, prompts, f"{level}, prompt to warm up", 1))
     alone = _outcomes(run.spread(_one_by_one(run, prompts, f"{level}, prompts alone", NUM_ALONE)))
     undisturbed = run.measure(level, references)

@@ -1,4 +1,4 @@
-"""Shows and keeps the figures of a run."""
+"""Prints the figures of a run, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def plain_milliseconds(text: str) -> dict[str, float]:
 
 
 def engine_rates(text: str, wanted: Mapping[str, object]) -> dict[str, float]:
-    """{level: tokens a second} of the closed loops that `headway bench engine --closed-loop` wrote, those
-    that are as wanted. Raises ValueError, KeyError, TypeError."""
+    """Returns {level: tokens a second} of those closed loops that `headway bench engine --closed-loop`
+    wrote and that have the wanted values. Raises ValueError, KeyError, TypeError."""
     lines = [line for line in json.loads(text)["closed_loop"] if wanted.items() <= line.items()]
     return {str(Level(line["num_streams"], None)): line["tokens_per_second"] for line in lines}
 

@@ -14,15 +14,15 @@ from headway.server.bench.figures import Figures, Level, References, figures_of
 from headway.server.bench.server_side import read_metrics
 from headway.server.bench.workers import Workers, shares_of
 
-START_SECONDS = 0.5  # for all workers to have their share
+START_SECONDS = 0.5  # until all workers have received their share
 WARM_TOKENS = 8
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The settings that all levels share. num_requests, seconds: of each; with neither a few requests a
-    stream."""
+    """The settings that all levels share. num_requests, seconds: the limits of each level; without either,
+    a few requests are sent for each stream."""
 
     workers: Workers
     num_workers: int
@@ -34,15 +34,14 @@ class Run:
     seed: int
 
     def measure(self, level: Level, references: References) -> Figures:
-        """Measures after a warm-up. Raises httpx.HTTPError when the server says nothing of itself any
-        more."""
+        """Measures a level after a warm-up. Raises httpx.HTTPError if the server's metrics cannot be read."""
         return self.measure_beside(level, references, [])[0]
 
     def measure_beside(
         self, level: Level, references: References, others: Sequence[Share]
     ) -> tuple[Figures, list[ShareResult]]:
-        """While other shares are sent, each by a worker of its own: (the level's figures, what they
-        found)."""
+        """Measures a level while other shares are sent, each by a worker of its own. Returns the level's
+        figures and the results of the other shares."""
         self._warm_up(level)
         before = read_metrics(self.client)
         load = self.load(level)
@@ -68,7 +67,7 @@ class Run:
         )
 
     def _warm_up(self, level: Level) -> None:
-        """One short request a stream: connections are open, and whatever is compiled late has been."""
+        """Sends one short request for each stream, which opens connections and triggers late compilation."""
         body = self.target.body | {"max_tokens": WARM_TOKENS}
         self.spread(
             dataclasses.replace(
@@ -85,7 +84,7 @@ class Run:
         return self.workers.run(self._cut(whole))
 
     def _cut(self, whole: Share) -> list[Share]:
-        """A closed loop takes no more workers than it has streams."""
+        """Cuts a share into one for each worker. A closed loop uses no more workers than it has streams."""
         num_workers = self.num_workers
         if whole.request_rate is None:
             num_workers = min(num_workers, whole.num_streams)

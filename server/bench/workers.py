@@ -1,4 +1,5 @@
-"""Client processes that wait for their share of a load: one could not follow a hundred streams."""
+"""Client processes that wait for their share of a load: a single process could not follow a hundred
+streams."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from headway.server.bench.client import Share, ShareResult, run_share
 
 
 class Workers:
-    """Mutable: owns the processes. All of them are there before the first share is sent."""
+    """Mutable: owns the processes. All of them are running before the first share is sent."""
 
     def __init__(self, num_workers: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -46,7 +47,7 @@ class Workers:
 
 
 def _work(pipe: Connection) -> None:
-    """Until the other end is closed. Ctrl-C is the parent's to answer."""
+    """Runs shares until the other end of the pipe is closed. Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe.send("ready")
     while True:
@@ -58,7 +59,7 @@ def _work(pipe: Connection) -> None:
 
 
 def shares_of(whole: Share, num_workers: int) -> list[Share]:
-    """The load cut into shares as equal as can be; seeds differ, rates add up to the whole."""
+    """Returns the load as shares of nearly equal size; seeds differ, rates add up to the whole."""
     streams = _cut(whole.num_streams, num_workers)
     requests = [None] * num_workers if whole.num_requests is None else _cut(whole.num_requests, num_workers)
     rate = None if whole.request_rate is None else whole.request_rate / num_workers

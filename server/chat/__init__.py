@@ -1,1 +1,1 @@
-"""A chat from its body to the answer, whichever API asked for it."""
+"""A chat from its body to the answer, for every API that has chats."""

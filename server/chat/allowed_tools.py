@@ -1,4 +1,4 @@
-"""A chat whose `tool_choice` allows some of its tools, as the chat with those alone."""
+"""Reduces a chat whose `tool_choice` allows only some of its tools to a chat with these tools."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headway.server.protocol.tools import (
 
 
 def with_allowed_tools(body: ChatRequest) -> tuple[ChatRequest, FieldNames]:
-    """Returns the chat, and the paths of its tools in the request. Raises ApiError for a tool that is not
-    there."""
+    """Returns the chat and the paths of its tools in the request. Raises ApiError for a tool that is not
+    in the request."""
     choice = body.tool_choice
     names = FieldNames({})
     if not isinstance(choice, NamedChoice):

@@ -1,4 +1,4 @@
-"""The answer to a chat, before any of it is generated: the same for every API that chats are asked for by."""
+"""The answer to a chat before its generation starts, the same for every API that has chats."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ async def begin_chat(
 ) -> tuple[Answer, list[int]]:
     """Returns the answer, whose generation has not started, and the prompt's token ids.
 
-    prefix, kind: with what OpenAI's ids of such an object begin, and what it is called. fits_context: as
-    RequestOptions has it. own: the request's name of a path in the chat. tells_loss: the answer has a
-    system_fingerprint, so that it may be LOSSY. Raises ApiError and RequestError for whatever this server
-    cannot serve, by the names of the chat's fields.
+    prefix, kind: the prefix of the answer's id, and the name of its kind of object, as OpenAI has them.
+    fits_context: see RequestOptions. own: returns the request's path for a path in the chat. tells_loss: the
+    answer has a system_fingerprint, which says if it is LOSSY; only such answers may be. Raises ApiError and
+    RequestError for whatever this server cannot serve, with the names of the chat's fields.
     """
     check_model(body.model, services)
     record = record_of(request)

@@ -1,5 +1,4 @@
-"""What the text of an answer to a chat may be, where the request says so: calls of its tools, a form of text,
-or either."""
+"""Grammars for the text of an answer to a chat: calls of its tools, a form of text, or either of them."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from headway.server.text.tokenizer import Tokenizer
 async def chat_grammar(
     body: ChatRequest, output: OutputOptions | None, services: Services, ignored: list[str]
 ) -> Grammar | None:
-    """Returns the grammar of what follows the reasoning; None for any text. Raises ApiError for what cannot
-    be enforced.
+    """Returns the grammar of the text after the reasoning; None if any text is allowed. Raises ApiError for
+    what cannot be enforced.
 
-    Calls are enforced where one is required, and where a tool is strict: then those of all tools. ignored:
-    gets the paths of keywords of schemas that are not enforced.
+    Calls of all tools are enforced if a call is required or any tool is strict. ignored: receives the paths
+    of schema keywords that are not enforced.
     """
     form = text_form(body)
     has_tools = output is not None and output.tools is not None
@@ -50,7 +49,7 @@ def _has_strict_tool(body: ChatRequest) -> bool:
 
 
 def _check_form(form: TextForm, output_format: OutputFormat, *, with_tools: bool) -> None:
-    """Refuses forms that cannot be put into what surrounds the text."""
+    """Refuses forms that cannot be combined with the rest of the answer."""
     if output_format.is_harmony:
         message = f"{form.param} is not served with this model, whose answers are messages with headers (harmony); leave it out"
         raise ApiError(message, param=form.param, code="unsupported_parameter")
@@ -60,7 +59,8 @@ def _check_form(form: TextForm, output_format: OutputFormat, *, with_tools: bool
 
 
 def _calls(body: ChatRequest, text: TextForm | None, output_format: OutputFormat) -> str:
-    """Returns the value of a form of calls. text: what may stand in their place."""
+    """Returns the value of a TextForm of kind tools. text: the form of a text that may take the place of
+    calls."""
     places = {tool.function.name: i for i, tool in enumerate(body.tools or ()) if tool.function is not None}
     tools = [(places[tool["function"]["name"]], tool) for tool in callable_tools(body)]
     calls = ToolCalls(
@@ -76,11 +76,11 @@ def _calls(body: ChatRequest, text: TextForm | None, output_format: OutputFormat
 def thinking_budget(
     body: ChatRequest, output: OutputOptions | None, output_format: OutputFormat, tokenizer: Tokenizer
 ) -> ThinkingBudget | None:
-    """Returns at which token the reasoning is closed; None for a request without a budget, and for a prompt
-    that has closed it.
+    """Returns the token at which the reasoning is closed; None for a request without a budget, and for a
+    prompt that has closed its reasoning.
 
-    Reasoning that the model opens by a token of its own begins after that, if it opens any. Raises ApiError
-    where no single token closes it.
+    Reasoning that the model opens by a token of its own begins after that token, if it opens any. Raises
+    ApiError if no single token closes it.
     """
     num_tokens = body.thinking_budget_tokens
     if num_tokens is None or num_tokens < 0:
@@ -103,8 +103,8 @@ def thinking_budget(
 def relaxed_thinking(
     body: ChatRequest, output: OutputOptions | None, info: EngineInfo
 ) -> RelaxedThinking | None:
-    """Returns where the reasoning may be LOSSY; None on a server that is exact, for a request that wants to
-    be exact, and where no token of its own closes the reasoning."""
+    """Returns where the reasoning may be LOSSY; None on a server that is exact, for a request that wants
+    to be exact, and if no token of its own closes the reasoning."""
     is_exact = info.relaxed_thinking is None or (
         body.speculation is not None and bool(body.speculation.exact)
     )

@@ -1,4 +1,5 @@
-"""How the answer to a chat is read: what the request and the form of the model's output say of its parts."""
+"""Decides how the answer to a chat is split into parts, by the request and the format of the model's
+output."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ def is_call_required(body: ChatRequest) -> bool:
 
 
 def is_single_call(body: ChatRequest) -> bool:
-    """A choice of one function by its name is a choice of one call."""
+    """Returns whether the answer has at most one call, as after the choice of one function by its name."""
     return body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedChoice)
 
 
 def with_calls(output_format: OutputFormat) -> OutputFormat:
-    """Returns the format with calls; a model that has no form of them writes Hermes', which a grammar makes
-    it write."""
+    """Returns the format with calls. A model without any writes the Hermes format, as a grammar makes it
+    do."""
     if output_format.has_calls:
         return output_format
     enforced = find_format(None, name="hermes")
@@ -53,8 +54,8 @@ def output_options(
     *,
     ignores_tools: bool = False,
 ) -> OutputOptions | None:
-    """Returns how the choices' texts are split into parts; None where a text is one part. ignores_tools: a
-    model without calls answers in text where it need not call any; else such tools are refused."""
+    """Returns how the choices' texts are split into parts; None if a text is a single part. ignores_tools:
+    tools that need not be called are ignored for a model without a format for calls, instead of refused."""
     tools = callable_tools(body)
     if is_call_required(body):
         output_format = with_calls(output_format)
@@ -87,8 +88,8 @@ def _no_calls() -> ApiError:
 
 
 def _written_prompt(chat: ChatPrompt, *, continues: bool) -> str:
-    """Returns the prompt without structural tokens that a client spelled: they delimit nothing. In an answer
-    that is to be continued they do."""
+    """Returns the prompt without the structural tokens that clients spelled out, which delimit nothing. In
+    an answer that is to be continued they do."""
     if continues:
         return chat.spelled_out()
     return "".join(text for text, is_spelled in chat.pieces() if not is_spelled)
@@ -98,7 +99,7 @@ def thinking_of(
     output_format: OutputFormat, prompt: str, tokenizer: Tokenizer, *, continues: bool = False
 ) -> Thinking | None:
     """Returns where the reasoning ends that the prompt or the model begins; None for a format without
-    reasoning, and where the prompt has ended it."""
+    reasoning, and for a prompt that has ended its reasoning."""
     start, end = output_format.thinking_start, output_format.thinking_end
     if end is None or prompt.rstrip().endswith(end):
         return None

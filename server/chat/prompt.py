@@ -1,5 +1,4 @@
-"""Conversations to prompts: what is checked before the chat template runs, and what keeps clients' text
-literal."""
+"""Turns conversations into prompts: checks them, keeps clients' text literal, and calls the chat template."""
 
 from __future__ import annotations
 
@@ -20,9 +19,11 @@ from headway.server.text.template_limits import folded, is_plain
 from headway.server.text.tokenizer import Tokenizer
 
 MAX_NESTING = 64
-MAX_TOOL_NESTING = 136  # the 64 levels of its schema, each within a map or a list, and what is around them
+MAX_TOOL_NESTING = (
+    136  # the 64 levels of its schema, each within a map or a list, and the levels around the schema
+)
 THREAD_CHARACTERS = 8192  # longer chats are searched for structural tokens off the event loop
-# Names that the renderer itself gives to a template, and what a client should use instead.
+# Variables that the renderer itself gives to a template, and the field that a client should use instead.
 OWN_NAMES = {
     "messages": "messages", "conversations": "messages", "tools": "tools", "documents": "documents",
     "add_generation_prompt": "add_generation_prompt", "continue_final_message": "continue_final_message",
@@ -34,7 +35,7 @@ RENDERER_NAMES = frozenset({
 
 
 def conversation_for(body: ConversationFields, services: Services) -> Conversation:
-    """Returns what the model's chat template is given of a body."""
+    """Returns the input of the model's chat template for a body."""
     conversation = with_effort(conversation_of(body), body.reasoning_effort, services.template_source)
     return with_call_ids(conversation, services.output_format.call_id_length)
 
@@ -42,10 +43,10 @@ def conversation_for(body: ConversationFields, services: Services) -> Conversati
 async def chat_prompt(
     conversation: Conversation, services: Services, ignored: list[str] | None = None
 ) -> ChatPrompt:
-    """The conversation by the model's template, in the form that this takes. Raises ApiError for a model that
-    has none.
+    """Returns the prompt of a conversation, in the form that the model's template accepts. Raises ApiError
+    for a model without a template.
 
-    ignored: gets the paths of what the template can show nowhere.
+    ignored: receives the paths of what the template cannot show.
     """
     if services.chat is None:
         raise ApiError(
@@ -77,7 +78,7 @@ async def _rendered(conversation: Conversation, chat: ChatRenderer, tokenizer: T
 
 
 def _is_short(conversation: Conversation) -> bool:
-    """Returns whether it is searched in little time: messages of a few characters, and nothing nested."""
+    """Returns whether the conversation is searched quickly: its texts are short, and nothing is nested."""
     values = [value for message in conversation.messages for value in message.values() if value is not None]
     values += [
         value for value in conversation.template_variables.values() if isinstance(value, str | list | dict)
@@ -115,7 +116,7 @@ def _check(conversation: Conversation) -> None:
 
 
 def _check_variable(name: str) -> None:
-    """Variables may not replace what the renderer gives to every template."""
+    """Refuses variables that would replace what the renderer gives to every template."""
     path = f"chat_template_kwargs.{name[:64]}"
     if name in OWN_NAMES:
         remedy = f"use the field {OWN_NAMES[name]} of the request"
