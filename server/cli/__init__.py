@@ -1,7 +1,7 @@
-"""The command `headway`: serve, chat, inspect, warmup, complete, quantize, head, bench.
+"""The command `headway`: serve, chat, inspect, warmup, complete, fleet, quantize, head, bench.
 
-A command's module is imported when it is to run: those that serve take a second, for which no other needs to
-wait.
+A command's module is imported when the command runs: importing the server takes a second, which other
+commands need not wait for.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ INSPECT_GROUPS = {
 }
 COMPLETION = "--print-completion"
 NAMES = ("serve", "chat", "complete", "inspect", "warmup", "fleet", "quantize", "head", "bench")
-# Their command lines may be written for another server.
+# The command lines of these commands may have been written for another server.
 FLAGS_OF_SERVERS = {
     "serve": SERVE_GROUPS,
     "warmup": SERVE_GROUPS,
@@ -106,8 +106,8 @@ then:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr. A reader that
-    closes stdout is none."""
+    """Returns the exit status. A fault of the user's or of the environment is one line on stderr; a reader
+    that closes stdout is no fault."""
     given, remarks = _without_foreign_flags(sys.argv[1:] if argv is None else list(argv))
     if given and given[0] in OF_THE_ENGINE:
         return _run_on_engine(given[0], given[1:])
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the environment without what is not the operator's, and without an empty HEADWAY_MODEL, as
+    """Returns the environment without Kubernetes' own variables, and without an empty HEADWAY_MODEL, as
     compose files set it."""
     names = without_services(os.environ).items()
     return {name: value for name, value in names if value or name != options.MODEL_NAME.variable}
@@ -160,8 +160,8 @@ def _with_config_file(settings: Settings) -> Settings:
 
 
 def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the command line, and remarks on the flags of other servers that were taken from it. Ends the
-    program where it, or the environment, cannot be taken."""
+    """Returns the command line without ineffective flags of other servers, and remarks on these. Ends the
+    program if a flag or a variable cannot be accepted."""
     if argv[:2] == FLEET_STATUS.split():
         return [FLEET_STATUS, *argv[2:]], []
     command = argv[0] if argv else ""
@@ -182,7 +182,7 @@ def _without_foreign_flags(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _told_of_unknown(argument: str, known: Sequence[str]) -> str:
-    """Returns what is wrong with an argument that a command does not have, without its value."""
+    """Returns the message about an argument that a command does not have. It leaves out the value."""
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
         return f"there is no argument {shortened(argument)!r}; put quotes around values with spaces"
@@ -306,7 +306,7 @@ def _serve(settings: Settings) -> int:
     source, engine_config = _source(settings, values), _engine_config(values)
     with ExitStack() as stack:
         child = None
-        with suppress(OSError):  # the start that follows tells of it
+        with suppress(OSError):  # the start that follows reports it
             # It imports torch while this process imports the command.
             child = stack.enter_context(closing(EngineChild()))
         return _command("cli.serve", "serve")(config, source, engine_config, child)
@@ -317,7 +317,8 @@ def _bench(settings: Settings) -> int:
 
 
 def _run_on_engine(command: str, arguments: Sequence[str]) -> int:
-    """All of its options are the engine's own: argparse takes none that begin a remainder."""
+    """Runs a command whose options all belong to the engine. argparse cannot pass them on: a remainder
+    must not begin with an option."""
     try:
         return run(OF_THE_ENGINE[command], arguments)
     except KeyboardInterrupt:
@@ -380,7 +381,7 @@ def _options(groups: Mapping[str, list[Option]]) -> list[Option]:
 
 
 def _build(kind: type[Config], values: Mapping[str, Value]) -> Config:
-    """The values that are fields of the configuration, which checks their types."""
+    """Returns the configuration from those values that are fields of it, with their types checked."""
     return msgspec.convert(dict(values), kind)
 
 
@@ -389,7 +390,7 @@ def _source(settings: Settings, values: Mapping[str, Value]) -> ModelSource:
 
 
 def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
-    """The folder is filled in when the source is resolved."""
+    """Returns the engine's configuration. The model's folder is filled in when the source is resolved."""
     drafter, drafter_path = wanted_drafter(str(values["drafter"]))
     renamed: dict[str, Value] = {
         "drafter": drafter,
@@ -403,7 +404,8 @@ def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
 
 
 def _depth(depth: Value, most: Value) -> dict[str, Value]:
-    """Raises ConfigError where the two exclude each other. most: None where --max-depth was not given."""
+    """Returns the fields for the depth. most: None if --max-depth is not given. Raises ConfigError if the
+    two exclude each other."""
     if depth == "auto":
         return {"depth": options.DEFAULT_MAX_DEPTH if most is None else most, "chooses_depth": True}
     if isinstance(depth, int) and isinstance(most, int) and depth > most:

@@ -1,6 +1,7 @@
-"""`headway bench`, `headway quantize` and `headway head`: each is a process of its own.
+"""`headway bench`, `headway quantize` and `headway head`: each runs in a process of its own.
 
-The engine's imports torch, which this process never does; the client's shares no event loop with anybody.
+The engine's commands import torch, which this process never does; the client's event loop is shared with
+nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ COMMANDS = {
     "quality": (sys.executable, "-P", "-m", "headway.engine.bench.quality"),
     "serve": (sys.executable, "-P", "-m", "headway.server.bench"),
 }
-# Whose options are all the engine's own.
+# Commands whose options all belong to the engine.
 OF_THE_ENGINE = {
     "quantize": (sys.executable, "-P", "-m", "headway.engine.quantize"),
     "head": (sys.executable, "-P", "-m", "headway.engine.training"),
@@ -36,7 +37,8 @@ def run(command: Sequence[str], arguments: Sequence[str]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """A terminal's Ctrl-C has reached the command, which needs a moment; another sender's has not."""
+    """Ends the command after Ctrl-C. A terminal's Ctrl-C has reached the command as well, which then needs
+    a moment; another sender's has not."""
     try:
         process.wait(INTERRUPT_SECONDS)
     except subprocess.TimeoutExpired:

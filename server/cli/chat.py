@@ -1,5 +1,4 @@
-"""`headway chat`: a chat in the terminal with a running server, Headway's or another that speaks OpenAI's
-API."""
+"""`headway chat`: a chat in the terminal with a running server, of Headway or another with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ COMPLETIONS = "/v1/chat/completions"
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 PROMPT, RESET = "> ", "/reset"
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-# A text may not move the cursor or change the terminal.
+# Control characters are removed, so that no text moves the cursor or changes the terminal.
 CONTROLS = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
 
 
 class ChatError(HeadwayError):
-    """The server is not there, refuses the conversation, or ends an answer early."""
+    """The server cannot be reached, refuses the conversation, or ends an answer early."""
 
 
 class Delta(msgspec.Struct):
@@ -44,7 +43,7 @@ class Told(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """One of a stream, or the body of an answer that is an error."""
+    """An event of a stream, or the body of an answer that is an error."""
 
     choices: list[Choice] = []
     error: Told | None = None
@@ -60,7 +59,7 @@ class Models(msgspec.Struct):
 
 @dataclass
 class Chat:
-    """Mutable: the messages so far, of which a system prompt stays when the conversation begins anew."""
+    """A conversation with a server. Mutable: holds the messages so far; a reset leaves the system prompt."""
 
     config: ChatConfig
     model: str
@@ -71,8 +70,8 @@ class Chat:
         self.messages = [] if system is None else [{"role": "system", "content": system}]
 
     def ask(self, text: str) -> None:
-        """Shows the answer as it comes; Ctrl-C ends it. What has come stays in the conversation, a message
-        without an answer does not. Raises ChatError."""
+        """Shows the answer as it arrives; Ctrl-C ends it. What has arrived stays in the conversation; a
+        message without an answer does not. Raises ChatError."""
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
@@ -90,7 +89,8 @@ class Chat:
                 self.messages.pop()
 
     def _choices(self) -> Generator[Choice]:
-        """A connection of its own for each answer: one that an interrupt closed is never used again."""
+        """Yields the choices of the answer's stream. Each answer has a connection of its own, so that one
+        which an interrupt closed is never used again."""
         given = {name: getattr(self.config, name) for name in SAMPLING}
         body = {"model": self.model, "messages": self.messages, "stream": True}
         body |= {name: value for name, value in given.items() if value is not None}
@@ -102,16 +102,16 @@ class Chat:
 
 
 def chat(config: ChatConfig, model: str | None) -> int:
-    """Reads messages from the terminal, or a message a line from elsewhere; returns the exit status.
+    """Reads messages from the terminal, or one message a line from elsewhere; returns the exit status.
 
-    model: None for the first that the server serves. Raises ChatError: on a terminal only if the server is
-    not there at first.
+    model: None for the first model of the server. Raises ChatError; on a terminal only if the server cannot
+    be reached at first.
     """
     conversation = Chat(config, model or _served_model(config))
     conversation.reset()
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        with suppress(ImportError):  # some builds of Python have none
+        with suppress(ImportError):  # some builds of Python lack it
             importlib.import_module("readline")
         show(
             f"{conversation.model} at {config.url}\n{RESET} begins anew, Ctrl-C stops an answer, Ctrl-D ends.\n\n"
@@ -146,7 +146,7 @@ def _typed() -> Iterator[str]:
 
 
 def _lines() -> Iterator[str]:
-    """They are shown, so that what comes out can be read as a conversation."""
+    """Yields the lines of stdin, and shows them, so that the output reads as a conversation."""
     try:
         for line in sys.stdin:
             line.encode()
@@ -170,7 +170,7 @@ def _show_choice(choice: Choice) -> None:
 
 
 def _read(lines: Iterator[str]) -> Iterator[Choice]:
-    """The choices of a stream of events. Raises ChatError for one that does not come to its end."""
+    """Yields the choices of a stream of events. Raises ChatError if the stream ends early."""
     for line in lines:
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
@@ -195,7 +195,7 @@ def _served_model(config: ChatConfig) -> str:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The server's own words, if it has any."""
+    """Returns the server's own words, if there are any."""
     try:
         error = msgspec.json.decode(response.content, type=Event).error
     except msgspec.DecodeError:
@@ -206,7 +206,8 @@ def _reason(response: httpx.Response) -> str:
 
 @contextmanager
 def _client(config: ChatConfig) -> Iterator[httpx.Client]:
-    """Raises ChatError for faults of the connection, and for a server that does not speak the API."""
+    """Opens a client. Raises ChatError if the connection fails, and for a server that does not speak the
+    API."""
     headers = {} if config.api_key is None else {"Authorization": f"Bearer {config.api_key}"}
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
     try:

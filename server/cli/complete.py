@@ -1,4 +1,4 @@
-"""`headway complete`: a prompt's completion, streamed to the terminal by an engine of its own."""
+"""`headway complete`: streams the completion of a prompt to the terminal, by an engine of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_config: EngineConfig) -> int:
     """Prints prompt and completion; returns the exit status. Raises ReaderGoneError.
 
-    The same checks as the API's; Ctrl-C ends the engine too. It takes memory for one request alone.
+    The checks are those of the API. Ctrl-C ends the engine, too. The engine takes memory for one request
+    only.
     """
     folder = model_folder(source)
     tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size)

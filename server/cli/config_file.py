@@ -1,7 +1,8 @@
-"""The file of --config: YAML, one key a flag of `headway serve`, with - or _ between words.
+"""The file of --config: YAML, with one key for each flag of `headway serve`, written with - or _ between
+words.
 
-Values are texts, read as those of the command line are: revision: 1.10 stays 1.10. Nothing of a file but
-keys and lines is told before an option has said whether its value is a secret.
+Values are texts and are parsed as on the command line: revision: 1.10 stays 1.10. No error repeats more of a
+file than keys and lines before the option has said whether its value is a secret.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from headway.server.cli.redaction import shortened
 
 TEXT_TAG = "tag:yaml.org,2002:str"
 _MAX_BYTES = 2**20
-_NOTHING = ("", "~", "null", "Null", "NULL")  # without quotes
+_NOTHING = ("", "~", "null", "Null", "NULL")  # as plain scalars, without quotes
 _NEEDS_QUOTES = "a value that begins with *, & or ! needs quotes"
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class FileValue:
-    """What a file says of one flag. source: the file, the line and the key, as errors name it."""
+    """The value of one flag in a file. source: the file, the line and the key, as errors name it."""
 
     source: str
     texts: list[str]
@@ -35,7 +36,7 @@ class FileValue:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """values: by the option's key. remarks: on keys of other servers' flags that change nothing."""
+    """values: by the option's key. remarks: lines on keys of other servers' flags that change nothing."""
 
     values: dict[str, FileValue]
     remarks: list[str]
@@ -47,8 +48,8 @@ NO_FILE = ConfigFile({}, [])
 def read_config_file(path: str, options: Iterable[Option]) -> ConfigFile:
     """Reads the values of the options that the file names.
 
-    Raises ConfigError for a file that cannot be read or is not YAML, an unknown or repeated key, and a value
-    that is not one text, or for a flag that may be given again not a list of texts.
+    Raises ConfigError for a file that cannot be read or is not YAML, for an unknown or repeated key, and for
+    a value that is neither one text nor, for a flag that may be repeated, a list of texts.
     """
     by_flag = {option.flag: option for option in options}
     values: dict[str, FileValue] = {}
@@ -71,7 +72,7 @@ def read_config_file(path: str, options: Iterable[Option]) -> ConfigFile:
 
 
 def _entries(path: str) -> list[tuple[yaml.Node, yaml.Node]]:
-    """Returns the pairs of the mapping that the file is; none of an empty file."""
+    """Returns the pairs of the file's mapping; an empty file has none."""
     given = f"--{CONFIG.flag} is {path!r}, it must be a YAML file with one key a flag"
     try:
         with Path(path).open("rb") as file:
@@ -83,7 +84,7 @@ def _entries(path: str) -> list[tuple[yaml.Node, yaml.Node]]:
         raise ConfigError(f"{given}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f" in line {error.problem_mark.line + 1}"
-        # What is wrong with an alias, an anchor or a tag quotes it, and it may be a key that lacks quotes.
+        # Messages about an alias, an anchor or a tag quote it, and it may be a secret key without quotes.
         has_name = re.search("alias|anchor|tag", f"{error.context} {error.problem}")
         raise ConfigError(f"{given}: {_NEEDS_QUOTES if has_name else error.problem}{line}") from None
     except yaml.YAMLError:
@@ -98,8 +99,8 @@ def _entries(path: str) -> list[tuple[yaml.Node, yaml.Node]]:
 
 
 def _remark(line: str, key: str, value: yaml.Node, known: Collection[str]) -> str:
-    """Returns what is to be said of a flag of another server that changes nothing. Raises ConfigError for
-    all other keys."""
+    """Returns the remark on a key of another server that changes nothing. Raises ConfigError for all other
+    unknown keys."""
     name = key.replace("_", "-")
     if name == CONFIG.flag:
         raise ConfigError(f"{line}: {key} names another file; write its keys here")

@@ -1,4 +1,4 @@
-"""Terminal output while a model loads and when it serves."""
+"""Terminal output while a model loads, and when it is served."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def show(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:  # for what stays in the buffer until the exit
+        with open(os.devnull, "wb") as nowhere:  # the buffer is flushed once more at exit
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise ReaderGoneError from None
 
 
 async def wait_with_progress(engine: EngineClient, tell: Callable[[str], None] | None = None) -> EngineInfo:
-    """Shows how far the start is: by tell a line at each quarter of a phase and every LINE_SECONDS; None: a
-    bar on a terminal, lines on stderr elsewhere. Raises as the engine does."""
+    """Shows the progress of the start. `tell` gets a line at each quarter of a phase and every
+    LINE_SECONDS; None shows a bar on a terminal, and lines on stderr elsewhere. Raises as the engine does."""
     console = Console(stderr=True)
     if tell is None and console.is_terminal:
         showing = asyncio.create_task(_show_bar(engine, console))
@@ -94,9 +94,12 @@ def banner(
     tool_format: str | None = None,
     chat_note: str | None = None,
 ) -> str:
-    """unix_socket: the path where the server listens, if it does not at the address of its URL. tool_format:
-    of the model's calls of tools; None for a model that cannot chat. chat_note: what people should know of
-    its chats."""
+    """Returns the text that people see when the server is ready.
+
+    unix_socket: the path at which the server listens instead of the address of its URL. tool_format: the
+    format of the model's tool calls; None for a model that cannot chat. chat_note: a remark for users on the
+    model's chats.
+    """
     if info.draft_check.turns_speculation_off:
         depth = "0: speculation is off, the drafter failed its check (GET /v1/speculation tells why)"
     elif info.depth:

@@ -1,9 +1,9 @@
-"""How commands end besides with success and errors."""
+"""Ways in which commands end besides success and errors."""
 
 from __future__ import annotations
 
-NOT_SERVABLE = 3  # the exit status of `headway inspect`; 1 is that of errors, 2 argparse's
+NOT_SERVABLE = 3  # an exit status of `headway inspect`; 1 means an error, and 2 is argparse's
 
 
 class ReaderGoneError(Exception):
-    """The reader of stdout has closed it, as with `| head`."""
+    """The reader of stdout has closed it, as `head` does in a pipe."""

@@ -1,7 +1,7 @@
-"""The environment's HEADWAY_* variables: which are the operator's, which Kubernetes has set, and which are
-misspelt.
+"""The environment's HEADWAY_* variables: those of the operator, those that Kubernetes sets, and misspelt
+ones.
 
-Values of variables are never told: they may be keys.
+Values of variables are never shown: they may be keys.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from difflib import get_close_matches
 from headway.server.cli.foreign_flags import INSTEAD, REMOVED, UsageError, refusal
 
 PREFIX = "HEADWAY_"
-# Beside a Service called headway, or headway-NAME, a pod gets these: of each port its protocol, number and
-# address.
+# Variables that a pod gets for a Service called headway, or headway-NAME: the protocol, number and address of
+# each port.
 _OF_A_SERVICE = re.compile(
     r"HEADWAY_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 
 
 def without_services(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment without what Kubernetes sets for a Service called headway. Its HEADWAY_PORT is
-    an address."""
+    """Returns the environment without the variables that Kubernetes sets for a Service called headway. Its
+    HEADWAY_PORT is an address."""
     return {name: value for name, value in environment.items() if not _is_of_a_service(name, value)}
 
 
 def remarks_on_services(environment: Mapping[str, str]) -> list[str]:
-    """Returns at most one line."""
+    """Returns a line on the variables that Kubernetes has set, if there are any."""
     names = sorted(name for name, value in environment.items() if _is_of_a_service(name, value))
     if not names:
         return []
@@ -39,7 +39,7 @@ def remarks_on_services(environment: Mapping[str, str]) -> list[str]:
 
 
 def refuse_removed(environment: Mapping[str, str]) -> None:
-    """Raises UsageError for a variable of a flag that was removed."""
+    """Raises UsageError for the variable of a flag that was removed."""
     for name in sorted(environment):
         flag = _flag(name)
         if name.startswith(PREFIX) and flag in REMOVED:
@@ -47,7 +47,7 @@ def refuse_removed(environment: Mapping[str, str]) -> None:
 
 
 def warnings_of_unknown(environment: Mapping[str, str], known: Iterable[str]) -> list[str]:
-    """Returns a line for each variable that is neither known nor Kubernetes' own."""
+    """Returns a line for each unknown variable that Kubernetes has not set."""
     known = set(known)
     own = without_services(environment)
     unknown = sorted(name for name in own if name.startswith(PREFIX) and name not in known)

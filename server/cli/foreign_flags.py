@@ -1,8 +1,8 @@
-"""Flags that are not this version's: those of vLLM, SGLang and llama-server are taken where they change
-nothing, else refused with what to use; so are those that were removed.
+"""Flags that this version does not have. Flags of vLLM, SGLang and llama-server are accepted if they change
+nothing; others, and those that were removed, are refused with what to use instead.
 
 The names are those of `vllm serve`, `sglang.launch_server` and `llama-server`. Only values of switches are
-repeated: others may be keys.
+repeated in messages: others may be keys.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from headway.server.cli.redaction import shortened
 _MODEL = "the model without a flag: headway serve MODEL"
 _DEVICES = "one server for each GPU: CUDA_VISIBLE_DEVICES=0 headway serve, behind a load balancer"
 _REQUESTS = "the field of that name in requests, or generation_config.json in the model's folder"
-# Flags that earlier versions had, and what to use instead.
+# Flags of earlier versions, and what to use instead.
 REMOVED = {
     "download-dir": "the variable HF_HUB_CACHE",
     "max-waiting-tokens": "--max-waiting, a number of requests",
 }
-# Shorter names of flags of this version.
+# Short names of flags of this version.
 ALIASES = dict.fromkeys(
     ("--tp", "--tp-size", "-tp", "--tensor_parallel_size", "--gpus"), "--tensor-parallel-size"
 )
-# What to use instead of flags of other servers.
+# Flags of other servers, and what to use instead.
 INSTEAD = {
     "model": _MODEL, "model-path": _MODEL, "m": _MODEL, "hf": _MODEL, "hf-repo": _MODEL,
     "max-num-seqs": "--max-running", "max-running-requests": "--max-running", "parallel": "--max-running", "np": "--max-running",
@@ -71,13 +71,13 @@ NOT_SERVED = {
     "mmproj": "pictures are not served", "rope-scaling": "positions are as config.json has them; set it there",
     "hf-overrides": "config.json is served as it is; change it there", "root-path": "paths are fixed; let the proxy remove its prefix",
 }  # fmt: skip
-# These have one value that says what is so anyway.
+# Flags that are accepted with the values which describe this server anyway.
 ONE_OF_SOME = {
     **dict.fromkeys(("pipeline-parallel-size", "pp", "pp-size", "data-parallel-size", "dp", "dp-size", "nnodes"), ("1",)),
     "kv-cache-dtype": ("auto",), "generation-config": ("auto",), "task": ("auto", "generate"),
     "runner": ("auto", "generate"), "api-server-count": ("1",), "reasoning-budget": ("-1",),
 }  # fmt: skip
-# They change no text, or say what is so anyway.
+# Flags that change no text, or describe this server anyway.
 HARMLESS = frozenset((
     "trust-remote-code", "enable-prefix-caching", "enable-chunked-prefill", "no-enable-chunked-prefill", "enable-auto-tool-choice", "enforce-eager",
     "disable-cuda-graph", "enable-mixed-chunk", "enable-metrics", "enable-cache-report", "disable-log-requests", "no-enable-log-requests",
@@ -88,7 +88,7 @@ HARMLESS = frozenset((
     "log-disable", "no-warmup", "cache-prompt", "webui", "ui", "no-ui", "swa-full", "no-kv-offload", "kv-offload", "perf", "no-perf", "props",
     "no-trust-remote-code", "enable-expert-parallel", "enable-log-outputs", "disable-log-outputs", "enable-request-id-headers", "O0", "O1", "O2", "O3",
 ))  # fmt: skip
-# Of these, those that would change something by false, and what to use for that.
+# Flags of HARMLESS that `false` would make effective, and what to use for that.
 OFF_INSTEAD = dict.fromkeys(("enable-prefix-caching", "cache-prompt"), "--no-prefix-caching")
 HARMLESS_WITH_VALUE = frozenset((
     "tokenizer-mode", "swap-space", "cpu-offload-gb", "guided-decoding-backend", "structured-outputs-config", "grammar-backend", "attention-backend",
@@ -103,14 +103,14 @@ OPTIONAL_VALUES = dict.fromkeys(HARMLESS, ("true", "True", "false", "False")) | 
 
 
 class UsageError(Exception):
-    """A command line that cannot be taken."""
+    """A command line that cannot be accepted."""
 
 
 def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Returns the command line without what is taken and changes nothing, and remarks on that. Raises
-    UsageError.
+    """Returns the command line without flags that are accepted and change nothing, and remarks on those.
+    Raises UsageError.
 
-    flags: of this program, each with whether a value follows.
+    flags: the flags of this program, each with whether a value follows.
     """
     own: list[str] = []
     remarks: list[str] = []
@@ -145,7 +145,7 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
 
 
 def is_harmless(name: str, value: str | None) -> bool:
-    """Returns whether a flag of another server changes nothing. value: None where none is given."""
+    """Returns whether a flag of another server changes nothing. value: None if none is given."""
     if name in ONE_OF_SOME:
         return value in ONE_OF_SOME[name]
     if name in HARMLESS:
@@ -157,8 +157,8 @@ def is_harmless(name: str, value: str | None) -> bool:
 
 
 def refusal(flag: str, name: str, flags: Collection[str], value: str | None = None) -> str:
-    """Returns what is wrong with a flag that is not one of these, and what to use. name: without dashes, with
-    - between words."""
+    """Returns why a flag that is none of these is refused, and what to use. name: the flag without leading
+    dashes, with - between words."""
     if name in HARMLESS:
         accepted = (
             f"true is accepted; use {OFF_INSTEAD[name]}"
@@ -181,8 +181,8 @@ def refusal(flag: str, name: str, flags: Collection[str], value: str | None = No
 
 
 def refuse_unknown_command(argument: str, commands: Collection[str]) -> None:
-    """Raises UsageError for a first argument that is no command. A flag's value is not told: it may be a
-    key."""
+    """Raises UsageError for a first argument that is no command. It does not repeat a flag's value, which
+    may be a key."""
     if argument in ("", *commands, "-h", "--help", "--version", "--print-completion"):
         return
     if argument.startswith("-"):

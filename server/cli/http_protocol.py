@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol, completed: bounds on slow clients, ignored upgrades, framing of HTTP/1.0, the end
-of a connection."""
+"""uvicorn's HTTP protocol with additions: bounds on slow clients, ignored upgrades, framing for HTTP/1.0,
+and orderly ends of connections."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 from headway.server.cli.listening import connection_limits
 from headway.server.http.guard import MAX_HEADER_BYTES
 
-HEAD_SECONDS = 60.0  # from the connection, or the first byte of a further request, to complete headers
-STALLED_SECONDS = 60.0  # an answer waits so long for a client that has stopped reading
-LINGER_SECONDS = 2.0  # for the rest of a body that was answered before it had come
-# A client that has sent its end waits or is gone: an interim answer after so long, and then after twice as
-# long each time, tells.
+HEAD_SECONDS = (
+    60.0  # from the connection, or from the first byte of a further request, to the end of the headers
+)
+STALLED_SECONDS = 60.0  # how long an answer waits for a client that has stopped reading
+LINGER_SECONDS = 2.0  # for the rest of a body that was answered before its end
+# A client that sends nothing more either waits or is gone. An interim answer after this time, and then after
+# twice the time each, finds out.
 PROBE_SECONDS = 1.0
-CLOSE_SECONDS = 1.0  # TLS asks the peer to confirm that the connection ends; at shutdown this is the wait
+CLOSE_SECONDS = 1.0  # how long a shutdown waits for the peer to confirm the end of a TLS connection
 UPGRADE_FIELDS = (b"upgrade", b"http2-settings")  # also as options of the header Connection
 
 
 class UnframedApp:
-    """Runs the application for a client of HTTP/1.0, which does not know chunks.
+    """Runs the application for a client of HTTP/1.0, which does not know chunked encoding.
 
-    A body without a length ends with the connection. Mutable: writes the cycle's framing; the cycle is its
+    A body without a length ends with the connection. Mutable: sets the framing of the cycle, which is its
     own.
     """
 
@@ -56,9 +58,9 @@ class UnframedApp:
 
 
 class CancellableApp:
-    """Runs the application for a request that may outlast the end of the server, which then cancels it.
+    """Runs the application for a request that may outlast the server, which then cancels it.
 
-    uvicorn would log the cancellation as a fault of the application, with its traceback.
+    uvicorn would log the cancellation as an error of the application, with its traceback.
     """
 
     def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
@@ -78,15 +80,15 @@ class CancellableApp:
 
 
 class LingeringApp:
-    """Runs the application for a request that may be answered before its body has come.
+    """Runs the application for a request that may be answered before its body has arrived.
 
-    Closing a connection on which bytes still come resets it, and the client loses the answer.
+    Closing a connection on which bytes still arrive resets it, and the client loses the answer.
     """
 
     def __init__(
         self, app: ASGI3Application, cycle: RequestResponseCycle, linger: Callable[[bool], None]
     ) -> None:
-        """linger: is called after an early answer, with whether the connection ends with it."""
+        """linger: called after an early answer, with whether the connection ends with it."""
         self._app = app
         self._cycle = cycle
         self._linger = linger
@@ -105,17 +107,19 @@ class LingeringApp:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Mutable as its base: one connection. The guard refuses too many headers politely once they are
-    complete; this closes a connection whose headers never are. A connection that is aborted ends its request
-    as any disconnect does. Requests of connections beyond what descriptors allow for are marked, and the
-    guard refuses them; connections far beyond are closed at once.
+    """One connection. Mutable as its base.
 
-    A client that sends its end after complete requests gets their answers. One whose body has not come by the
-    answer has a little time for the rest.
+    The guard refuses too many headers politely once they are complete; this class closes a connection whose
+    headers never are. A connection that is aborted ends its request as any disconnect does. Requests of
+    connections beyond the limit of file descriptors are marked, and the guard refuses them; connections far
+    beyond it are closed at once.
+
+    A client that half-closes the connection after complete requests still gets their answers. A client whose
+    body is answered early has a little time to send the rest.
 
     A client that offers another protocol is served over the one that it used (RFC 9110, 7.8). The parser
-    would stop at such a request's headers and take its body for the other protocol; it is therefore started
-    anew, with the same headers less the offer.
+    would stop after the headers of such a request and take its body for the other protocol; it is therefore
+    restarted, with the same headers without the offer.
     """
 
     _num_head_bytes = 0
@@ -127,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _linger_timer: asyncio.TimerHandle | None = None
     _probe_timer: asyncio.TimerHandle | None = None
     _running_cycle: RequestResponseCycle | None = None
-    _is_half_closed = False  # the client sends no more
+    _is_half_closed = False  # the client sends nothing more
     _is_ending = False  # the last answer is sent
     _is_shutting_down = False
 
@@ -146,7 +150,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._unset_keepalive_if_required()  # the base forgets it when a client resets: it would keep all this alive
-        if self._running_cycle is not None:  # the base tells only the last of several pipelined requests
+        if self._running_cycle is not None:  # the base notifies only the last of several pipelined requests
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         self.pipeline.clear()
@@ -160,7 +164,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Returns whether the connection stays open. TLS ends with either side."""
+        """Returns whether the connection stays open. A TLS connection ends when either side ends it."""
         is_waiting = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         self._is_half_closed = is_waiting and not self._num_head_bytes and self.scheme != "https"
         if self._is_half_closed:
@@ -176,7 +180,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() or self._is_ending:
-            return  # `_parse` presents an upgrade once more
+            return  # `_parse` feeds the headers again, without the upgrade
         self._has_head = True
         self._stop_head_timer()
         super().on_headers_complete()
@@ -244,8 +248,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _linger(self, ends: bool) -> None:
-        """After an answer before the end of its body: ends the connection soon, or if the rest of the body
-        does not come soon."""
+        """Ends the connection soon after an answer that came before the end of its body, or soon if the
+        rest of the body does not arrive."""
         if self.transport.is_closing():
             return
         self._is_ending = ends
@@ -255,7 +259,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _end_lingering(self) -> None:
-        """The body has come after its answer."""
+        """Goes on after a body that ended later than its answer."""
         if self._linger_timer is None:
             return
         self._linger_timer.cancel()
@@ -274,8 +278,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._probe_timer = self.loop.call_later(seconds, self._probe, seconds)
 
     def _probe(self, seconds: float) -> None:
-        """Writes an interim answer, which fails on a connection whose client is gone. Once an answer has
-        begun, that tells."""
+        """Writes an interim answer, which fails if the client is gone. Once an answer has begun, its own
+        writes find out."""
         cycle = self._running_cycle
         if cycle is None or cycle.response_started or cycle.scope["http_version"] == "1.0":
             return
@@ -283,7 +287,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_probe(2 * seconds)
 
     def _close_in_time(self) -> None:
-        """Ends a connection that is closing and has nothing left to send, whether its peer confirms or
+        """Ends a closing connection that has nothing left to send, whether its peer confirms the end or
         not."""
         if self.transport.is_closing() and self.scheme == "https":
             self._close_timer = self.loop.call_later(CLOSE_SECONDS, self._abort_when_sent)
@@ -310,7 +314,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
-    """A parser as the base makes it: it reads on after a request that says `Connection: close`."""
+    """Returns a parser like the base's, which also reads on after a request that says `Connection: close`."""
     parser = httptools.HttpRequestParser(protocol)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser

@@ -1,7 +1,5 @@
-"""Finds the folder of what the user calls a model: the embedded one, a path, or a repository of the Hub.
-
-Downloads configuration, tokenizer and safetensors only; never code, never pickle.
-"""
+"""Finds the folder of a model: the embedded one, a path, or a repository of the Hub. It downloads
+configuration, tokenizer and safetensors only; never code, never pickle."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def model_folder(source: ModelSource, *, may_download: bool = True) -> Path:
-    """Downloads if need be and allowed. Raises ModelError."""
+    """Returns the model's folder, which it downloads if necessary and allowed. Raises ModelError."""
     if source.name is None:
         return Path(str(files(EMBEDDED)))
     path = _path(source.name)
@@ -50,8 +48,8 @@ def model_folder(source: ModelSource, *, may_download: bool = True) -> Path:
 
 
 def with_folders(config: EngineConfig, folder: Path, *, may_download: bool = True) -> EngineConfig:
-    """Returns the configuration with the model's folder, and with that of a drafter that --drafter names as a
-    path or ORG/NAME. Downloads the latter if need be and allowed. Raises ModelError."""
+    """Returns the configuration with the folder of the model, and with that of the drafter which --drafter
+    names by a path or as ORG/NAME. Downloads the drafter if necessary and allowed. Raises ModelError."""
     drafter = config.drafter_path
     if drafter is not None and config.depth > 0:
         if not is_folder(_path(drafter)) and not _REPOSITORY.fullmatch(drafter):
@@ -72,7 +70,7 @@ def model_name(source: ModelSource) -> str:
 
 
 def _path(name: str) -> Path:
-    """~ and ~user stand for home directories."""
+    """Returns the path; ~ and ~user stand for home directories."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # there is no such user
@@ -80,7 +78,7 @@ def _path(name: str) -> Path:
 
 
 def _downloaded(repository: str, source: ModelSource) -> Path:
-    """Finds what a download has left on this machine, whole or not."""
+    """Returns the folder of an earlier download, complete or not."""
     try:
         folder = snapshot_download(repository, revision=source.revision, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError) as error:

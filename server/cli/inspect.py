@@ -1,5 +1,4 @@
-"""`headway inspect`: prints what can be told of a model folder without reading weights, for people or as
-JSON."""
+"""`headway inspect`: prints what is known of a model folder without its weights, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ MAX_NAMES_SHOWN = 8
 def inspect(
     config: InspectConfig, source: ModelSource, engine_config: EngineConfig, engine: EngineInspector
 ) -> int:
-    """Returns the exit status. Raises ModelError for a model that is not here, ConfigError, and
-    ReaderGoneError."""
+    """Returns the exit status. Raises ConfigError, ReaderGoneError, and ModelError for a model that is not
+    on this machine."""
     if config.gpu_memory is not None and engine_config.device == "cpu":
         raise ConfigError("--gpu-memory names a GPU, but --device is cpu; leave one of the two out")
     folder = model_folder(source, may_download=False)
@@ -66,7 +65,7 @@ def _group(group: LayerGroup) -> str:
 
 
 def _part(fields: dict[str, object]) -> str:
-    """Leaves out what is no size: switches, and specs of norms and positions."""
+    """Leaves out fields that are no sizes: switches, and the specs of norms and positions."""
     sizes = [f"{name} {value:,}" for name, value in fields.items() if type(value) is int]
     return f"{fields['kind']} ({', '.join(sizes)})"
 
@@ -91,7 +90,7 @@ def _weights(model: Inspection) -> str:
 
 
 def _each(model: Inspection) -> str:
-    """Returns what is said after sizes that every rank has."""
+    """Returns the remark on sizes that hold for every rank."""
     num_ranks = 1 if model.engine is None else model.engine.num_ranks
     return f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
 
@@ -131,7 +130,7 @@ def _chat(chat: ChatReport | None) -> str:
 
 
 def _device(model: Inspection) -> dict[str, str]:
-    """Returns the lines on the device, on memory and on the floor, as far as they are known."""
+    """Returns the lines on the device, on memory and on the floor, as far as these are known."""
     lines, device, memory, floor, engine = {}, model.device, model.memory, model.floor, model.engine
     if device is not None:
         name = "" if device.name is None else f" ({device.name})"

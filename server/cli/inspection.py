@@ -1,7 +1,7 @@
-"""What can be told of a model folder before it is served: the API process's part, and the engine's, asked of
-a process of its own.
+"""The report on a model folder before it is served: the API process's findings, and those of the engine,
+which a process of its own makes.
 
-Everything comes from the code that serves, so that an inspection says what a start would find.
+All findings come from the code that serves, so that an inspection tells what a start would find.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headway.server.text.tokenizer import load_tokenizer
 
 
 class ChatReport(msgspec.Struct, frozen=True, kw_only=True):
-    """has_tool_template: a template of its own renders conversations with tools. tool_format: one of the
-    formats of --tool-format. thinking: the delimiters of reasoning. note: what people should know of the
+    """has_tool_template: conversations with tools have a template of their own. tool_format: one of the
+    formats of --tool-format. thinking: the delimiters of reasoning. note: a remark for users on the
     model's chats."""
 
     has_template: bool
@@ -39,8 +39,8 @@ class ChatReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """problems: why `headway serve` with the same options would not start, the first that it meets first.
-    chat: None for a model whose tokenizer's files cannot be read."""
+    """problems: the reasons why `headway serve` with the same options would not start, in the order in
+    which it would meet them. chat: None for a model whose tokenizer's files cannot be read."""
 
     name: str
     folder: str

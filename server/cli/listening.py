@@ -1,4 +1,4 @@
-"""The socket that the server listens on: an address or a path. Taken before anything is loaded."""
+"""The socket that the server listens on, at an address or a path. It is opened before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from headway.server.base.config import ServerConfig
 from headway.server.http.origins import AllowedOrigins, local_origins
 
 MAX_DESCRIPTORS = 1 << 16
-SEND_BUFFER_BYTES = 1 << 16  # of a connection; else it grows to megabytes for a client that stops reading
-RESERVED_DESCRIPTORS = 128  # for the engine's socket and pipes, for files, a quarter for refusing politely
+SEND_BUFFER_BYTES = (
+    1 << 16
+)  # of a connection; otherwise it grows to megabytes for a client that stops reading
+RESERVED_DESCRIPTORS = 128  # for the engine's socket and pipes, for files, and a quarter for polite refusals
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Raises ConfigError. A port in use is told at once."""
+    """Returns the listening socket. Raises ConfigError, at once for a port in use."""
     if config.unix_socket is not None:
         return _listen_at(Path(config.unix_socket))
     return _listen_on(config.host, config.port)
 
 
 def remove_path(listener: socket.socket, config: ServerConfig) -> None:
-    """Removes the path that is listened at. Where nobody listens any more it may be another server's."""
+    """Removes the path of the socket, unless the listener is closed: then it may be another server's."""
     if config.unix_socket is not None and listener.fileno() >= 0:
         Path(config.unix_socket).unlink(missing_ok=True)
 
 
 def allow_many_connections() -> None:
-    """Each connection is a descriptor; the usual soft limit of 1,024 is for programs that call select()."""
+    """Raises the limit of file descriptors. Each connection needs one, and the usual soft limit of 1,024
+    is meant for programs that call select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -41,10 +44,9 @@ def allow_many_connections() -> None:
 
 
 def connection_limits() -> tuple[int, int]:
-    """Returns up to how many open connections a new one is served, and up to how many it is told that it is
-    not.
+    """Returns up to how many open connections a new one is served, and up to how many it is refused politely.
 
-    A process without descriptors could not start its engine again.
+    A process without free descriptors could not restart its engine.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limit = MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
@@ -53,7 +55,7 @@ def connection_limits() -> tuple[int, int]:
 
 
 def url_of(listener: socket.socket, config: ServerConfig) -> str:
-    """Returns where a client on this machine finds the server."""
+    """Returns the URL of the server for a client on this machine."""
     scheme = "https" if config.tls_cert else "http"
     if config.unix_socket is not None:
         return f"{scheme}://localhost"
@@ -63,8 +65,8 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
 
 
 def origins_of(listener: socket.socket, config: ServerConfig) -> AllowedOrigins:
-    """Returns the hosts and origins that are allowed where no key is set. No browser speaks to a path, and a
-    proxy upstream has its own rules."""
+    """Returns the hosts and origins that are allowed if no key is set. No browser connects to a path, and
+    a proxy before it has its own rules."""
     if config.api_key or config.unix_socket is not None:
         return AllowedOrigins()
     if _is_loopback(listener.getsockname()[0]):
@@ -79,7 +81,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    """Replaces the socket of a server that has ended, but no file of another kind."""
+    """Replaces the socket of a server that has ended, but no other file."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         with suppress(FileNotFoundError):
@@ -96,15 +98,14 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Returns whether no process listens there. A server that is too busy to accept a connection is not
-    waited for."""
+    """Returns whether no process listens there. It does not wait for a server that is too busy to accept."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         return client.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def _listen_on(host: str, port: int) -> socket.socket:
-    """Before anything is loaded: a port in use is told at once."""
+    """Returns a listening socket of the address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -125,6 +126,6 @@ def _listen_on(host: str, port: int) -> socket.socket:
 
 
 def _listen(listener: socket.socket) -> None:
-    """Its TCP connections inherit the size of their send buffers."""
+    """Starts to listen. Accepted TCP connections inherit the size of the send buffer."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.listen(1024)

@@ -1,4 +1,4 @@
-"""The command line: every flag, its default and its help, from a table; each also read from
+"""The command line: a table of every flag with its default and its help. Each flag is also read from
 HEADWAY_<FLAG>, and from the file of --config."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from headway.engine import MAX_DEPTH, CpuWeights, QuantizeFormat
 
 DEFAULT_MAX_DEPTH = 3
 MAX_REPLAYS = 1000
-_INT_LIMIT = 2**63  # of what is sent to the engine
+_INT_LIMIT = 2**63  # of the engine's messages
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
 
 def parse_size(text: str) -> int:
-    """Bytes: 2GiB, 512MiB, 1.5G, 1000000."""
+    """Returns a number of bytes: 2GiB, 512MiB, 1.5G, 1000000."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?|)b?", text.strip().lower())
     if match is None:
         raise ValueError("a size such as 2GiB or 512MiB")
@@ -37,14 +37,14 @@ def parse_body_size(text: str) -> int:
 
 
 def parse_origin(text: str) -> str:
-    """A page's origin as browsers send it: scheme, host and perhaps a port, in lower case; or *."""
+    """Accepts a page's origin as browsers send it (scheme, host and perhaps a port, in lower case), or *."""
     if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", text):
         raise ValueError("* or an origin such as https://example.org:8443, without a path")
     return text
 
 
 def parse_url(text: str) -> str:
-    """Of a server, with or without the /v1 that clients' base URLs end in."""
+    """Accepts a server's URL, with or without the /v1 that clients' base URLs end in."""
     if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", text):
         raise ValueError("a URL such as http://localhost:8000")
     return text.rstrip("/").removesuffix("/v1")
@@ -89,7 +89,7 @@ def parse_depth(text: str) -> str | int:
 
 
 def parse_key(text: str) -> str:
-    """An empty one would let everybody in who sends none."""
+    """Refuses an empty key, which would admit everybody who sends none."""
     if not re.fullmatch("[!-~]+", text):
         wanted = "1 character or more, printable ASCII without spaces"
         if re.fullmatch(r"[!-~]+[\r\n]+", text):
@@ -174,10 +174,10 @@ Value = Parsed | list[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One flag. A parser raises ValueError whose message says what the value must be.
+    """One flag. A parser raises ValueError with a message that says what the value must be.
 
-    is_list: it may be given again. is_secret: of a value only its length is told. is_for_few: --help leaves
-    it out, --help-all shows it.
+    is_list: the flag may be repeated. is_secret: messages show only the length of the value. is_for_few: only
+    --help-all shows the flag.
     """
 
     flag: str
@@ -198,7 +198,7 @@ class Option:
         return "HEADWAY_" + self.key.upper()
 
 
-# The model has no flag where it is an argument by itself.
+# The model, which most commands take as a positional argument.
 MODEL_NAME = Option("model", str, None, "a folder or ORG/NAME", "MODEL")
 CONFIG = Option(
     "config", str, None, "a YAML file with one key a flag, such as max-running: 64, and the key model", "FILE"
@@ -343,7 +343,7 @@ CHAT = [
 def add_options(
     parser: argparse.ArgumentParser, groups: Mapping[str, list[Option]], *, shows_all: bool
 ) -> None:
-    """Adds the groups by their titles, and --help-all where --help does not show every flag."""
+    """Adds the groups under their titles, and --help-all if --help does not show every flag."""
     if any(option.is_for_few for group in groups.values() for option in group):
         parser.add_argument("--help-all", action="help", help="show the flags that few need, too, and exit")
     for title, options in groups.items():

@@ -1,4 +1,5 @@
-"""Removes from texts what no error and no line of the log may tell, and what is too long for one."""
+"""Removes what no error message and no line of the log may show, and shortens texts that are too long for
+one."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ _MAX_SHOWN = 200
 
 
 def without_credentials(text: str) -> str:
-    """Returns the text without the user and the password that its URLs have before their hosts, with or
-    without a scheme: errors are logged."""
+    """Returns the text without the user names and passwords in its URLs, with or without a scheme: errors
+    are logged."""
     return re.sub(r"(?<=://)[^/?#\s]*@|(?<![^\s'\"(])[^/?#\s:@]*:[^/?#\s]*@", "***@", text)
 
 

@@ -1,4 +1,5 @@
-"""`headway serve`: binds the port, starts the engine, runs uvicorn, drains on SIGTERM, SIGHUP and Ctrl-C."""
+"""`headway serve`: opens the port, starts the engine, runs uvicorn, and drains on SIGTERM, SIGHUP and
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ from headway.server.text.chat_template import ChatRenderer, load_chat_template
 from headway.server.text.tokenizer import load_tokenizer
 from headway.server.text.tokenizer_info import load_tokenizer_info
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal was closed
-# An idle connection: longer than most clients and balancers wait, so that few send into its end.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+# How long an idle connection stays open: longer than most clients and balancers keep it, so that few send a
+# request just as it closes.
 KEPT_SECONDS = 75
 ECHO_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # for answers to be written after the engine has ended their requests
@@ -53,8 +55,8 @@ logger = logging.getLogger("headway.server")
 def serve(
     config: ServerConfig, source: ModelSource, engine_config: EngineConfig, child: EngineChild | None = None
 ) -> int:
-    """Runs until a signal. What can be found wrong before the engine is configured is found here. child: its
-    process, which imports libraries meanwhile; None: it is started last."""
+    """Runs until a signal. Every mistake that can be found before the engine is configured is found here.
+    child: the engine's process, which imports libraries meanwhile; None starts it last."""
     _check_tls(config)
     allow_many_connections()
     with leaving_on_signals(), closing(listen(config)) as listener, ExitStack() as stack:
@@ -119,15 +121,15 @@ def serve(
 
 
 def _heeded() -> list[signal.Signals]:
-    """Returns the signals that end the server. What nohup has it ignore stays ignored."""
+    """Returns the signals that end the server. SIGHUP stays ignored under nohup."""
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in SIGNALS if number != signal.SIGHUP or not is_nohup]
 
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Makes signals end the process while no event loop heeds them: as process 1 of a container it would
-    ignore SIGTERM."""
+    """Lets signals end the process while no event loop handles them: process 1 of a container would ignore
+    SIGTERM otherwise."""
     before = {number: signal.signal(number, _leave) for number in _heeded()}
     try:
         yield
@@ -137,18 +139,15 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """The second time without waiting for threads that download."""
+    """Ends the process. A second signal does not wait for threads that download."""
     for each in _heeded():
         signal.signal(each, lambda number, _: os._exit(128 + number))
     sys.exit(128 + number)
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, which on a signal also lets the engine finish what runs, up to the drain time. The second
-    signal ends all at once.
-
-    Mutable as its base: the state of one run.
-    """
+    """uvicorn's server, which on a signal also lets the engine finish running requests, up to the drain
+    time. A second signal ends everything at once. Mutable as its base: the state of one run."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, engine: EngineClient) -> None:
         self._engine = engine
@@ -166,7 +165,8 @@ class DrainingServer(uvicorn.Server):
                 ssl_keyfile=config.tls_key,
                 log_config=None,
                 access_log=False,  # requests/access.py tells more
-                # At info it tells of its start and end, which the banner and the engine's lines do.
+                # At info uvicorn logs its start and end, which the banner and the engine's lines report
+                # anyway.
                 log_level="warning" if config.log_level == "info" else config.log_level,
                 lifespan="off",
                 timeout_keep_alive=KEPT_SECONDS,
@@ -185,8 +185,8 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures signals like its base, but the process exits with status 0 instead of dying by the signal
-        again. May be nested."""
+        """Captures signals like its base, but the process exits with status 0 instead of raising the
+        signal again. May be nested."""
         if self._captures:
             yield
             return
@@ -204,8 +204,8 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """`timeout` and others send a signal to the process and to its group: one that follows at once is the
-        same."""
+        """Begins to drain, or ends at once on a second signal. `timeout` and others signal the process and
+        then its group: an echo within ECHO_SECONDS is the same signal."""
         now = time.monotonic()
         if self.should_exit and now - self._signalled_seconds < ECHO_SECONDS:
             return
@@ -223,7 +223,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class Trace(Protocol):
-    """server/requests/tracing.py, whose packages may be missing."""
+    """The interface of requests/tracing.py, whose packages may be missing."""
 
     def __call__(self, record: RequestRecord) -> None: ...
     def close(self) -> None: ...
@@ -260,7 +260,7 @@ def _check_tls(config: ServerConfig) -> None:
         return
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
-    except OSError as error:  # a file that is missing or holds something else
+    except OSError as error:  # a file that is missing or not in PEM form
         raise ConfigError(
             f"--tls-cert is {config.tls_cert!r}, it must be a certificate in PEM form that fits --tls-key: {error}"
         ) from None
@@ -297,7 +297,7 @@ async def _serve(
 
 
 async def _check_template(chat: ChatRenderer, file: str) -> None:
-    """Raises ConfigError for a file that the operator named and that no chat could be rendered by."""
+    """Raises ConfigError if no chat could be rendered by the file that the operator named."""
     error = await chat.syntax_error()
     if error is not None:
         await chat.close()
@@ -305,7 +305,7 @@ async def _check_template(chat: ChatRenderer, file: str) -> None:
 
 
 async def _announce(server: DrainingServer, services: Services, config: ServerConfig, url: str) -> None:
-    """Says that the engine is ready. If it cannot start, the server leaves with its error."""
+    """Reports that the engine is ready. If it cannot start, the server ends with its error."""
     try:
         if config.log_format == "json":
             await _announce_to_machines(services, url, config.unix_socket)
@@ -330,7 +330,7 @@ async def _announce_to_people(services: Services, url: str, unix_socket: str | N
 
 
 async def _announce_to_machines(services: Services, url: str, unix_socket: str | None) -> None:
-    """An object, as everything else that is written."""
+    """Logs the banner as a JSON object, like everything else in that format."""
     info = await wait_with_progress(services.engine, logger.info)
     fields = banner_fields(services.model_name, info, url, unix_socket)
     fields["tool_format"] = services.output_format.name

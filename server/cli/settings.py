@@ -1,4 +1,4 @@
-"""Where values come from: the command line, else the environment, else the file of --config, else the
+"""The sources of values: the command line, else the environment, else the file of --config, else the
 option's default."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from headway.server.cli.redaction import shortened, without_credentials
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The sources of one command's values. typed: the command line, with None for what was not given."""
+    """The sources of one command's values. typed: the command line, with None for options that were not
+    given."""
 
     typed: argparse.Namespace
     environment: Mapping[str, str]
@@ -35,8 +36,8 @@ class Settings:
         return [str(value) for value in values] if option.is_list else values[-1]
 
     def name_the_source(self, error: ConfigError, options: Iterable[Option]) -> ConfigError:
-        """Returns a complaint about a flag that was not typed with the variable, or the key of the file, that
-        set it. Flags that a remedy names stay as they are."""
+        """Returns the error with the variable, or the key of the file, in place of a flag that was not
+        typed but set there. Flags in the remedy stay as they are."""
         given = {f"--{option.flag}": self.given(option) for option in options}
         sources = {flag: value[0] for flag, value in given.items() if value is not None and value[0] != flag}
         text = str(error)
@@ -47,8 +48,7 @@ class Settings:
         return ConfigError(f"{text} (set by {' and '.join(told)})") if told else error
 
     def given(self, option: Option) -> tuple[str, list[str]] | None:
-        """Returns the source, as errors name it, and the texts that it has; None where the option is left to
-        its default."""
+        """Returns the source, as errors name it, and its texts; None if the option has its default."""
         typed = getattr(self.typed, option.key)
         if typed is not None:
             return f"--{option.flag}", typed if isinstance(typed, list) else [typed]
@@ -66,7 +66,8 @@ def _parse(option: Option, source: str, text: str) -> Value:
 
 
 def _shown(option: Option, text: str) -> str:
-    """Of a secret, and of what a URL has before its host, nothing is repeated: errors are logged."""
+    """Returns the value for an error message, which is logged: without secrets and the credentials in
+    URLs."""
     if option.is_secret and text:
         return f"a text of {len(text)} characters (not shown)"
     return repr(shortened(without_credentials(text)))

@@ -15,10 +15,10 @@ from headway.server.engine.client import EngineClient
 
 
 def warm_up(source: ModelSource, engine_config: EngineConfig) -> int:
-    """Returns the exit status. The same options as those of `headway serve` make it compile the same kernels.
+    """Returns the exit status. With the options of `headway serve` it compiles the same kernels.
 
-    Raises ConfigError where there is no GPU, before weights are read: which kernels a model takes is found
-    out by launching them on the GPU for which they are compiled.
+    Raises ConfigError if there is no GPU, before weights are read: the kernels of a model are found by
+    launching them on the GPU for which they are compiled.
     """
     if engine_config.device == "cpu":
         raise ConfigError(

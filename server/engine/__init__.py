@@ -1,1 +1,1 @@
-"""The engine process as the API process sees it: its life, requests in, token events out."""
+"""The engine process as the API process sees it: its life cycle, requests in, token events out."""

@@ -1,7 +1,7 @@
-"""The API process's view of the engine: requests in, token events out, and the care for its life.
+"""The API process's view of the engine: requests in, token events out, and the supervision of the process.
 
-Starts the engine, watches it, starts it again with back-off when it ends, and sends it again what was in
-flight. Knows token ids only; text is made elsewhere.
+It starts the engine, watches it, restarts it with back-off when it ends, and sends the requests in flight
+again. It knows token ids only; text is made elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from headway.server.engine.process import EngineProcess, Patience
 from headway.server.engine.totals import add_counters, counters_only
 
 MAX_FIRST_STARTS = 3
-MAX_FAILED_STARTS = 3  # in a row; then /health no longer counts on the next one
+MAX_FAILED_STARTS = 3  # in a row; then /health reports the engine as dead
 
 State = Literal["loading", "serving", "paused", "restarting", "draining", "stopped"]
 _FATAL: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
@@ -53,8 +53,8 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Pause before a restart: it starts over after a life that served anything, and doubles up to the longest
-    after one that was never ready, or that a single request ended."""
+    """The pause before a restart. It starts over after a life that served anything; it doubles, up to the
+    longest, after a life that was never ready or that a single request ended."""
 
     first_seconds: float = 0.5
     longest_seconds: float = 30.0
@@ -64,7 +64,7 @@ class BackOff:
 class EngineStatus:
     """The engine's state as /health and /ready report it. heartbeat_age_seconds: None while no process runs.
 
-    num_failed_starts: lives in a row that ended before the engine was ready. failure: why the last life
+    num_failed_starts: successive lives that ended before the engine was ready. failure: why the last life
     ended; None once the next one is ready.
     """
 
@@ -93,9 +93,9 @@ class EngineClient:
         child: EngineChild | None = None,
         replay: int = 0,
     ) -> None:
-        """token_table: the vocabulary, for grammars; None where requests have none. child: the process of the
-        engine's first life, if it was started already. replay: how many times a request that was in flight
-        when the engine ended is sent again, see `Flights`. It waits for at most patience.load_seconds."""
+        """token_table: the vocabulary for grammars; None if no request may have one. child: the process of
+        the first life, if it was started already. replay: how often a request is sent again that was in
+        flight when the engine ended, see `Flights`; it waits for at most patience.load_seconds."""
         self._config = config
         self._token_table = token_table
         self._command = command
@@ -105,12 +105,12 @@ class EngineClient:
         self._ids = itertools.count()
         self._replay = replay
         self._flights = Flights(replay)
-        self._expectation: asyncio.TimerHandle | None = None  # runs while requests wait for the next life
+        self._expectation: asyncio.TimerHandle | None = None  # set while requests wait for the next life
         self._process: EngineProcess | None = None
         self._state: State = "loading"
         self._takes_requests = self._has_served = self._is_own_crash = False  # of this life
-        self._is_paused_by_operator = False  # an operator has paused it: also the next life of the engine
-        self._depth: int | None = None  # as an operator has set it: also the next life of the engine
+        self._is_paused_by_operator = False  # holds for the next life of the engine, too
+        self._depth: int | None = None  # set by an operator; holds for the next life, too
         self._num_restarts = self._num_failed_starts = 0
         self._failure: str | None = None
         self._past = EngineStats()
@@ -142,14 +142,14 @@ class EngineClient:
 
     def set_depth(self, depth: int, *, survives_restart: bool = True) -> None:
         """Limits the drafts of every round from the next step on, 0 to the configured depth.
-        survives_restart: False where no limit is set: the next life of the engine begins with the depth that
-        its check of the MTP head leaves."""
+        survives_restart: False if no limit is set; the next life of the engine then begins with the depth
+        that its check of the drafter leaves."""
         self._depth = depth if survives_restart else None
         if self._state in ("serving", "paused", "draining"):
             self._send(SetDepth(depth))
 
     def drain(self, seconds: float) -> None:
-        """Takes no more requests; those in flight have so long to finish, also if they were paused."""
+        """Accepts no more requests. Those in flight have this time to finish, even if they were paused."""
         self.resume()
         if self._state != "stopped":
             self._state = "draining"
@@ -170,12 +170,13 @@ class EngineClient:
         self._first_start.cancel()
 
     def kill(self) -> None:
-        """Ends the engine process without waiting for anything, for a server that does the same."""
+        """Ends the engine process without waiting, for a server that ends the same way."""
         if self._process is not None:
             self._process.close()
 
     def status(self) -> EngineStatus:
-        """Between two lives it is alive, too, until too many starts in a row have failed."""
+        """Returns the present state. Between two lives the engine counts as alive until too many starts in
+        a row have failed."""
         process = self._process
         beat = process.heartbeat if process else None
         return EngineStatus(
@@ -194,7 +195,7 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """The latest gauges; counters over all lives of the engine."""
+        """Returns the latest gauges, and the counters over all lives of the engine."""
         return add_counters(self._past, self._now)
 
     def new_request_id(self) -> int:
@@ -207,7 +208,7 @@ class EngineClient:
 
     def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
         """Sends the requests of one group, or lets them wait for the next life of an engine that has just
-        ended. Raises EngineDeadError when none is about to take them, QueueFullError when too many wait."""
+        ended. Raises EngineDeadError if no engine is expected, QueueFullError if too many requests wait."""
         is_awaited = self._state == "restarting" and self._expectation is not None
         if not is_awaited and self._state not in ("serving", "paused"):
             raise EngineDeadError(self._why_not())
@@ -221,7 +222,7 @@ class EngineClient:
         self._send_due()
 
     def abort(self, request_ids: Iterable[int], reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends those that still run; no event of them follows. They count under `reason`."""
+        """Ends those requests that still run; no event of them follows. They are counted under `reason`."""
         for request_id in request_ids:
             if self._flights.remove(request_id):
                 self._send(Abort(request_id, reason))
@@ -263,7 +264,8 @@ class EngineClient:
                 pause_seconds = min(2 * pause_seconds, self._back_off.longest_seconds)
 
     def _report_fault(self, supervisor: asyncio.Task[None]) -> None:
-        """A fault of the supervisor's own must not leave requests and /ready waiting for ever."""
+        """Fails all requests after a fault of the supervisor itself, so that neither they nor /ready wait
+        for ever."""
         error = None if supervisor.cancelled() else supervisor.exception()
         if error is None:
             return
@@ -275,7 +277,7 @@ class EngineClient:
             self._first_start.set_exception(fault)
 
     async def _live(self) -> Failure:
-        """One life of the engine, to its end."""
+        """Runs one life of the engine to its end."""
         process: EngineProcess | None = None
         self._has_served = self._is_own_crash = False
         try:
@@ -307,7 +309,7 @@ class EngineClient:
         self._past, self._now = counters_only(self.stats), EngineStats()
 
     def _lose_requests(self, failure: Failure) -> None:
-        """Lets what is in flight wait for the next life, or fails it."""
+        """Lets the requests in flight wait for the next life, or fails them."""
         self._failure = failure.message
         self._takes_requests = False
         if self._state in ("serving", "paused"):
@@ -326,7 +328,7 @@ class EngineClient:
             self._expectation = asyncio.get_running_loop().call_later(seconds, self._end_expectation)
 
     def _end_expectation(self) -> None:
-        """No request waits any longer for an engine that does not come back."""
+        """Fails the requests that wait for an engine which does not come back."""
         self._stop_timer()
         self._fail_dead(None, self._why_not())
 
@@ -336,14 +338,15 @@ class EngineClient:
             self._expectation = None
 
     def _fail_dead(self, flights: Sequence[Flight] | None, why: str) -> None:
-        """Fails these, or all, and counts them: the engine cannot do so any more."""
+        """Fails these flights, or all, and counts them, which the engine no longer can."""
         num_before = len(self._flights)
         self._fail(flights, EngineDeadError(why))
         finished = self._past.finished_by_reason
         finished["error"] = finished.get("error", 0) + num_before - len(self._flights)
 
     def _gave_up(self, failure: Failure) -> bool:
-        """A first start that cannot succeed by trying again is reported to its waiters."""
+        """Returns whether the first start cannot succeed by another attempt, and then reports it to its
+        waiters."""
         if self._first_start.done():
             return False
         kind = _FATAL.get(failure.kind)
@@ -386,8 +389,8 @@ class EngineClient:
         self._send_due()
 
     def _why_not(self) -> str:
-        """Why no engine takes requests now; of an engine that does not start, what the last start failed
-        with."""
+        """Returns why no engine accepts requests now; if it does not start, with the failure of the last
+        start."""
         message = _WHY_NOT[self._state]
         if self._state != "restarting" or self._failure is None:
             return message
@@ -399,7 +402,7 @@ class EngineClient:
         )
 
     def _fail(self, flights: Sequence[Flight] | None, error: HeadwayError) -> None:
-        """Ends these flights, or all, by the error."""
+        """Fails these flights, or all, with the error."""
         for request_id in self._flights.fail(flights, error):
             self._send(Abort(request_id))
 

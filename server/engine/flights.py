@@ -1,9 +1,9 @@
-"""The requests in flight as one process of the engine hands them to the next: what each has got, and which of
-them may be the reason for its end.
+"""The requests in flight, as one engine process leaves them to the next: the tokens that each has got, and
+which of them may have caused the end.
 
 A request that ran in two lives of the engine that ended is a suspect. Suspects are sent again one after the
-other: the first runs alone, the next joins once it has got past the place where the engine had ended. All
-others wait until the last suspect has. Knows neither processes nor sockets.
+other: the first runs alone, the next joins once it has got past the position of the crash. All others wait
+until the last suspect has. This module knows neither processes nor sockets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 from headway.engine import HeadwayError, Submit, TokenEvent
 
 SUSPECT_CRASHES = 2
-# By how many tokens a suspect has got past the place of a crash. A round gives at most 9, and the results of
-# two may be lost with the engine.
+# The number of tokens after which a suspect has got past the position of a crash. A round gives at most 9,
+# and the results of two rounds may be lost with the engine.
 TRIAL_TOKENS = 64
 
 
 class Receiver(Protocol):
-    """A receiver of the events of a group of requests. Its methods are called as frames arrive and must not
-    raise."""
+    """A receiver of the events of a group of requests. Its methods are called as frames arrive, and must
+    not raise."""
 
     def put(self, event: TokenEvent) -> None: ...
     def fail(self, error: HeadwayError) -> None: ...
@@ -34,9 +34,9 @@ class Receiver(Protocol):
 class Flight:
     """The requests of one group, which are sent together. Mutable: `Flights` is the only writer.
 
-    open: those that have not ended, by id. token_ids: what each has got. starts: how many of these it had
-    when it was sent last. num_crashes: lives of the engine in which it ran and that it may have ended.
-    is_sent: to the life that runs now. is_replay: to an earlier one.
+    open: the requests that have not ended, by id. token_ids: the tokens that each has got. starts: the number
+    of these tokens when it was sent last. num_crashes: the lives of the engine in which it ran and that it
+    may have ended. is_sent: whether the present life has it. is_replay: whether an earlier life had it.
     """
 
     receiver: Receiver
@@ -49,7 +49,7 @@ class Flight:
 
     @property
     def name(self) -> str:
-        """Returns its name in logs."""
+        """Returns the name for logs."""
         request_id, submit = next(iter(self.open.items()))
         return submit.label or str(request_id)
 
@@ -59,11 +59,11 @@ class Flight:
 
     @property
     def has_passed(self) -> bool:
-        """Returns whether all of it that still runs has got past the place of the crash."""
+        """Returns whether all of its running requests have got past the position of the crash."""
         return all(len(self.token_ids[i]) - self.starts[i] >= TRIAL_TOKENS for i in self.open)
 
     def take(self) -> list[Submit]:
-        """Returns what is to be sent, and notes that it is."""
+        """Returns the requests to send, and notes that they are sent."""
         self.starts = {request_id: len(self.token_ids[request_id]) for request_id in self.open}
         submits = list(self.open.values())
         if self.is_replay:
@@ -76,7 +76,7 @@ class Flight:
 
 
 class Flights:
-    """Mutable: owned by the engine client. `limit`: a flight is given up after more crashes."""
+    """Mutable: owned by the engine client. `limit`: a flight that has had more crashes is given up."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -86,7 +86,7 @@ class Flights:
         self.num_replays = 0
 
     def __len__(self) -> int:
-        """Returns the number of requests, those of a group one by one."""
+        """Returns the number of requests, counting each of a group."""
         return len(self._by_id)
 
     @property
@@ -99,14 +99,14 @@ class Flights:
         return self._tried is not None
 
     def add(self, requests: Sequence[Submit], receiver: Receiver) -> None:
-        """The requests of a new group wait to be sent."""
+        """Adds a new group, whose requests wait to be sent."""
         token_ids = {r.request_id: list(r.output_token_ids or ()) for r in requests}
         flight = Flight(receiver, {r.request_id: r for r in requests}, token_ids)
         self._by_id |= dict.fromkeys(flight.open, flight)
         self._waiting.append(flight)
 
     def deliver(self, event: TokenEvent) -> None:
-        """Events of a request that is not in flight any more are dropped."""
+        """Passes an event on to its receiver. Events of a request that is no longer in flight are dropped."""
         flight = self._by_id.get(event.request_id)
         if flight is None:
             return
@@ -116,7 +116,7 @@ class Flights:
         flight.receiver.put(event)
 
     def remove(self, request_id: int) -> bool:
-        """Returns whether the engine that runs now has the request."""
+        """Removes a request. Returns whether the present engine has it."""
         flight = self._by_id.pop(request_id, None)
         if flight is None:
             return False
@@ -126,7 +126,7 @@ class Flights:
         return flight.is_sent
 
     def take_due(self) -> list[Submit]:
-        """Returns what is to be sent now, and notes that it is: one suspect, or all that wait."""
+        """Returns the requests to send now, and notes that they are sent: one suspect, or all that wait."""
         if self._tried is not None and not self._tried.has_passed:
             return []
         if self._tried is not None:
@@ -141,11 +141,11 @@ class Flights:
         return [submit for flight in due for submit in flight.take()]
 
     def note_crash(self) -> tuple[list[Flight], bool]:
-        """Everything that the engine had waits for the next one. Returns the flights that are to be given up
-        instead, and whether a suspect ran alone.
+        """Lets everything that the engine had wait for the next one. Returns the flights to give up instead,
+        and whether a suspect ran alone.
 
-        While a suspect runs beside those that were tried before it, nobody knows who ended the engine: the
-        last one is then tried first, and alone.
+        While a suspect runs together with those that were tried before it, the cause of a crash is unknown:
+        the last suspect is then tried first, and alone.
         """
         tried, self._tried = self._tried, None
         ran = [flight for flight in dict.fromkeys(self._by_id.values()) if flight.is_sent]
@@ -157,7 +157,7 @@ class Flights:
         return [flight for flight in ran if flight.num_crashes > self._limit], is_alone
 
     def longer_than(self, max_model_len: int) -> list[Flight]:
-        """Returns the flights that an engine of so many tokens refuses."""
+        """Returns the flights that an engine with this context length refuses."""
         return [
             flight
             for flight in self._all()
@@ -165,7 +165,8 @@ class Flights:
         ]
 
     def fail(self, flights: Iterable[Flight] | None, error: HeadwayError) -> list[int]:
-        """Ends these flights, or all, by the error. Returns the ids of those that the engine has."""
+        """Fails these flights, or all, with the error. Returns the ids of the requests that the engine
+        has."""
         ended = list(self._all() if flights is None else flights)
         sent = [i for flight in ended for i in list(flight.open) if self.remove(i)]
         for flight in ended:

@@ -1,4 +1,4 @@
-"""The engine's process that tells of a model folder without reading weights."""
+"""The process of the engine that inspects a model folder without reading weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "headway.engine.inspection")
 
 
 class EngineInspector:
-    """The engine's process, which imports torch from its start on and then waits for the question. To be
-    closed."""
+    """A process of the engine, which imports torch as soon as it starts and then waits for the question.
+    It must be closed."""
 
     def __init__(self) -> None:
-        # A session of its own: Ctrl-C in the terminal reaches the one who asks, who ends it.
+        # In a session of its own: Ctrl-C in the terminal reaches only the parent, which ends it.
         self._process = subprocess.Popen(
             ENGINE_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -34,5 +34,5 @@ class EngineInspector:
 
     def close(self) -> None:
         self._process.kill()
-        with self._process:  # its pipes are closed and its end awaited
+        with self._process:  # closes its pipes and waits for its end
             pass

@@ -1,8 +1,8 @@
-"""A folder for the socket between the API process and its engine, and the removal of those that killed
-servers have left.
+"""A folder for the socket between the API process and its engine, and the removal of folders that killed
+servers left behind.
 
-The folder is locked while its owner lives. The lock is the kernel's: it ends with the process, whatever ends
-that, and holds between containers that share the folder of temporary files.
+The folder is locked while its owner lives. The kernel holds the lock: it ends with the process, however that
+ends, and works between containers that share the folder of temporary files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 
 PREFIX = "headway-engine-"
 SOCKET = "engine"
-OF_ENGINES = ("headway-", "tmp")  # temporary folders that an engine makes there begin so
+OF_ENGINES = ("headway-", "tmp")  # prefixes of the temporary folders that an engine makes there
 
 logger = logging.getLogger("headway.server")
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Yields a new folder that is removed in the end, and removes what others have left. Raises OSError."""
+    """Yields a new folder, which is removed at the end, and removes those that others left behind. Raises
+    OSError."""
     sweep()
     folder, lock = _locked_folder()
     try:
@@ -36,7 +37,8 @@ def private_folder() -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Removes folders whose owners are gone: only one's own, and only what a server puts there."""
+    """Removes folders whose owners are gone: only this user's, and only the files that a server puts
+    there."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is locked, another user's, or just removed
             _sweep(folder)
@@ -58,7 +60,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _locked_folder() -> tuple[Path, int]:
-    """A sweep may come between the making of a folder and its lock: then another one is made."""
+    """Returns a new folder and its lock. If a sweep removes the folder before it is locked, another one is
+    made."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:

@@ -1,4 +1,5 @@
-"""One life of the engine process: its socket, its frames, its end. Knows no requests and never restarts it.
+"""One life of the engine process: its socket, its frames, its end. It knows no requests and never restarts
+the process.
 
 The API process binds a PAIR socket in a private folder; the child connects and gets its configuration.
 """
@@ -32,11 +33,12 @@ from headway.server.engine.child import ENGINE_COMMAND, EngineChild
 from headway.server.engine.process_signs import TICKS_PER_SECOND, is_stopped, processor_ticks
 
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
-# Then the loop's others have their turn: an engine may make them faster than they are taken.
+# Other tasks of the event loop run after this many frames: an engine may send them faster than they are
+# handled.
 FRAMES_AT_ONCE = 4
-STACKS_SECONDS = 0.5  # for a process that got stuck to write where
-# The share of a processor that a process may use while it waits and looks now and then: a rank that waits for
-# another one uses half a percent.
+STACKS_SECONDS = 0.5  # for a stuck process to write its stacks
+# The share of a processor that a waiting process may use for polling: a rank that waits for another one uses
+# half a percent.
 IDLE_SHARE = 0.02
 
 logger = logging.getLogger("headway.server")
@@ -44,13 +46,13 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How many seconds the engine may go without a sign before it counts as stuck, and how many it has to
+    """How many seconds the engine may give no sign of life before it counts as stuck, and how many it has to
     leave.
 
-    serve_seconds: while it serves, without a frame from it and without processor time used by it or by what
-    it started. A process that is stopped (SIGSTOP) has so long at any time of its life. step_seconds: without
-    a frame, though it computes: the longest that one step may take. load_seconds: the same before it serves,
-    since importing libraries from a cold disk says nothing for a while.
+    serve_seconds: while it serves, without a frame from it and without processor time used by its session. A
+    process that is stopped (SIGSTOP) has this time in any phase. step_seconds: without a frame though it
+    computes, which is the longest that one step may take. load_seconds: the same before it serves, since
+    importing libraries from a cold disk is silent for a while.
     """
 
     load_seconds: float = 300.0
@@ -60,12 +62,13 @@ class Patience:
 
     @property
     def look_seconds(self) -> float:
-        """Between two looks at the process."""
+        """Returns the time between two checks of the process."""
         return min(0.5, self.serve_seconds / 8)
 
 
 class EngineProcess:
-    """Mutable: owned by the engine client; its frames go to `receive` as they arrive. May raise OSError."""
+    """Mutable: owned by the engine client; frames go to `receive` as they arrive. The constructor may
+    raise OSError."""
 
     def __init__(
         self,
@@ -77,8 +80,8 @@ class EngineProcess:
         token_table: TokenTable | None = None,
         child: EngineChild | None = None,
     ) -> None:
-        """child: a process that was started already, which is closed with this one; None: command starts
-        one."""
+        """child: a process that was started already, which is closed together with this object; None
+        starts one by `command`."""
         self._config = config
         self._token_table = token_table
         self._receive = receive
@@ -101,7 +104,7 @@ class EngineProcess:
         self._process = child
         self._heard_seconds = self._sign_seconds = self._looked_seconds = time.monotonic()
         self._ticks: int | None = None
-        self._ticks_seconds = self._looked_seconds  # when there were as many
+        self._ticks_seconds = self._looked_seconds  # the time of the last change
         self._is_stuck = False
         self.heartbeat = Heartbeat("load", 0.0)
 
@@ -111,7 +114,7 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """It has not been found stuck, and is not about to be."""
+        """Returns whether the process has not been found stuck, and is not about to be."""
         return not self._is_stuck and self._why_stuck() is None
 
     @property
@@ -120,7 +123,7 @@ class EngineProcess:
         return self._process
 
     async def start(self) -> None:
-        """Raises OSError; `close` frees what was taken until then."""
+        """Raises OSError; `close` then frees what was allocated."""
         loop = asyncio.get_running_loop()
         self._process = self._process or EngineChild(self._command)
         try:
@@ -131,16 +134,16 @@ class EngineProcess:
         self._taken.callback(loop.remove_reader, self._socket.fileno())
 
     def send(self, message: ToEngine) -> None:
-        """Frames to a process that has just ended are lost; its end is reported by `ended`."""
+        """Sends a frame. Frames to a process that has just ended are lost; `ended` reports its end."""
         with suppress(zmq.Again):
             self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         # Sending may swallow the edge that would have announced frames to read.
         self._read_soon()
 
     async def ended(self) -> Failure:
-        """Waits for the process to leave or to get stuck (then it is killed). Says why it ended.
+        """Waits until the process leaves or is stuck, and kills it if it is stuck. Returns why it ended.
 
-        `receive` gets the failure of a stuck process, too, without waiting for its end.
+        `receive` gets the failure of a stuck process as well, before the process has ended.
         """
         exit_code = asyncio.ensure_future(self._child.wait())
         while not exit_code.done():
@@ -159,27 +162,27 @@ class EngineProcess:
         return self._failure or Failure("crash", _describe_exit(exit_code.result()))
 
     def _look(self) -> None:
-        """Notes whether the process has given a sign since the last look.
+        """Notes whether the process has given a sign of life since the last check.
 
-        If this process was itself stopped meanwhile, what it missed says nothing about the engine.
+        If this process was itself stopped in between, the silence says nothing about the engine.
         """
         now = time.monotonic()
         if now - self._looked_seconds > self._patience.serve_seconds / 2:
             self._heard_seconds = self._sign_seconds = now
         self._looked_seconds = now
         if now - self._sign_seconds < self._patience.serve_seconds / 4:
-            self._ticks = None  # its frames say enough
+            self._ticks = None  # its frames are sign enough
             return
         ticks = processor_ticks(self._child.pid)
         if self._ticks is None:
             self._ticks, self._ticks_seconds = ticks, now
         most_idle = 1 + IDLE_SHARE * TICKS_PER_SECOND * (now - self._ticks_seconds)
         is_busy = ticks is None or self._ticks is None or abs(ticks - self._ticks) > most_idle
-        if is_busy and not self._is_halted():  # else another process of the session is
+        if is_busy and not self._is_halted():  # otherwise another process of the session is busy
             self._sign_seconds = now
 
     def _why_stuck(self) -> str | None:
-        """None for a process that is not."""
+        """Returns why the process counts as stuck; None if it does not."""
         now, patience = time.monotonic(), self._patience
         num_silent, num_unheard = now - self._sign_seconds, now - self._heard_seconds
         is_serving = self.heartbeat.phase == "serve"
@@ -201,14 +204,14 @@ class EngineProcess:
         return self._process is not None and is_stopped(self._process.pid)
 
     async def _show_stacks(self, exit_code: asyncio.Future[int]) -> None:
-        """On stderr; a stopped process cannot."""
+        """Makes the process write its stacks to stderr, which a stopped one cannot do."""
         if not self._is_halted():
             self._child.send_signal(signal.SIGUSR1)
             await asyncio.wait([exit_code], timeout=STACKS_SECONDS)
 
     async def stop(self) -> None:
-        """Asks the process to leave, then insists. Returns when it is gone."""
-        if self.heartbeat.phase == "serve":  # before that no frames are read
+        """Asks the process to leave, then kills it. Returns when it has ended."""
+        if self.heartbeat.phase == "serve":  # before that the engine reads no frames
             self.send(Shutdown())
             await self._wait_for_exit()
         self._child.send_signal(signal.SIGTERM)
@@ -223,8 +226,8 @@ class EngineProcess:
             self._process.close()
 
     def _read(self) -> None:
-        """The socket's descriptor signals changes, not frames: as long as any wait, this comes again by
-        itself."""
+        """Handles some frames. The socket's descriptor signals changes, not frames, so that this schedules
+        itself while frames wait."""
         self._will_read = False
         if self._take_frames(FRAMES_AT_ONCE):
             self._read_soon()
@@ -235,8 +238,8 @@ class EngineProcess:
             asyncio.get_running_loop().call_soon(self._read)
 
     def _take_frames(self, most: int) -> bool:
-        """Returns whether more may wait. A frame that cannot be taken ends this life: requests would wait for
-        it for ever."""
+        """Returns whether more frames may wait. A frame that cannot be handled ends this life: requests
+        would wait for it for ever."""
         for _ in range(most):
             events = 0 if self._socket.closed else int(self._socket.getsockopt(zmq.EVENTS))
             if not events & zmq.POLLIN:

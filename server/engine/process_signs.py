@@ -1,6 +1,7 @@
-"""Asks the operating system about an unresponsive process: whether it is stopped, whether it uses the CPU.
+"""Asks the operating system about an unresponsive process: whether it is stopped, and whether it uses the
+CPU.
 
-Read from /proc; where there is none, every question is answered with "unknown".
+The answers come from /proc; where that does not exist, every answer is "unknown".
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def processor_ticks(session: int) -> int | None:
-    """Processor time used so far by all processes of a session (a compiler that one of them started counts,
-    too).
+    """Returns the processor time of all processes of a session, in clock ticks, see TICKS_PER_SECOND; None if
+    unknown. A compiler that the engine started counts, too.
 
-    In clock ticks, see TICKS_PER_SECOND. None if unknown. A process that leaves takes its share along, so
-    that only a change tells anything.
+    The share of a process that ends is lost, so that only changes are meaningful.
     """
     ticks = [sum(map(int, fields[TIMES])) for fields in _stats() if fields[SESSION] == str(session)]
     return sum(ticks) if ticks else None
@@ -39,8 +39,8 @@ def _stats() -> Iterator[list[str]]:
 
 
 def _stat(path: Path) -> list[str]:
-    """Returns the fields after the name, which may itself hold spaces and brackets; none of a process that is
-    gone."""
+    """Returns the fields after the name, which may itself contain spaces and brackets; an empty list if
+    the process is gone."""
     try:
         return path.read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -30,16 +30,16 @@ from headway.server.fleet.routing import FleetRouter
 from headway.server.fleet.settings import FleetSettings, read_settings
 
 REPLICA = "Replica"
-# Ray's own limits are to be out of the way: `headway serve` has its own, which it tells by status 429.
+# Ray's own limit must not apply: `headway serve` has its own, which it reports by status 429.
 MAX_ONGOING = 10_000
-SHUTDOWN_SECONDS = 30.0  # of a replica, beyond its time to drain
+SHUTDOWN_SECONDS = 30.0  # of a replica, in addition to its time to drain
 SCRAPE_SECONDS = 8.0
 BROKEN = (RayError, RayServeException, ReplicaError)
 QUIET = {"enable_access_log": False}  # each replica's server has its own
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Returns the application that `args` describe. Raises ConfigError."""
+    """Returns the application described by `args`. Raises ConfigError."""
     return application_of(read_settings(args))
 
 
@@ -104,7 +104,7 @@ async def _texts(handle: DeploymentHandle) -> dict[str, bytes]:
 
 
 def _states(name: str) -> Mapping[str, int]:
-    """Returns how many replicas are in each state."""
+    """Returns the number of replicas in each state."""
     application = serve.status().applications.get(name)
     deployment = application.deployments.get(REPLICA) if application else None
     return dict(deployment.replica_states) if deployment else {}

@@ -1,7 +1,7 @@
-"""Becomes another program that ends with its parent: python -m headway.server.fleet.bound PID PROGRAM ...
+"""Turns into another program that ends with its parent: python -m headway.server.fleet.bound PID PROGRAM ...
 
-PID is the parent's. An actor of Ray that is killed runs no code any more: it is the kernel that then sends
-SIGTERM to its child (on Linux).
+PID is the parent's. An actor of Ray that is killed runs no more code, so that the kernel has to send SIGTERM
+to its child (on Linux).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A `headway serve` of one's own: started as a child process, awaited, and ended.
+"""A `headway serve` as a child process: its start, the wait until it is ready, and its end.
 
-It listens at a path in a folder that only its user can read. What the fleet's configuration says goes to it
-as a configuration file through its standard input, before its environment: other users see command lines, and
-a file would stay behind where the parent is killed.
+It listens at a path in a folder that only its user can read. The fleet's flags reach it as a configuration
+file on its standard input: other users could see a command line, and a file would remain if the parent is
+killed. Variables of the environment would override the file, so that those of the given flags are removed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from headway.server.engine.private_folder import SOCKET, private_folder
 from headway.server.fleet.messages import ReplicaError
 
 POLL_SECONDS = 0.1
-KILL_SECONDS = 10.0  # beyond its own time to drain
+KILL_SECONDS = 10.0  # in addition to its own time to drain
 Texts = Mapping[str, str | Sequence[str]]
 
 
 class ChildServer:
-    """Mutable: its owner starts it by making it, and ends it."""
+    """Mutable: starts the server when it is made; its owner ends it."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class ChildServer:
         environment: Mapping[str, str] | None = None,
         module: str = "headway",
     ) -> None:
-        """flags: of `headway serve`, by their names. environment: in addition to one's own. Raises
-        OSError."""
+        """flags: of `headway serve`, by name. environment: variables in addition to this process's own.
+        Raises OSError."""
         with ExitStack() as taken:
             self.path = str(taken.enter_context(private_folder()) / SOCKET)
             bound = ("headway.server.fleet.bound", str(os.getpid()), sys.executable, "-P", "-m", module)
@@ -65,14 +65,14 @@ class ChildServer:
         return self._process.pid
 
     def check(self) -> None:
-        """Raises ReplicaError once it has ended."""
+        """Raises ReplicaError if the server has ended."""
         status = self._process.poll()
         if status is not None:
             self._log.join(POLL_SECONDS)
             raise ReplicaError(f"headway serve has ended with status {status}: {self._last_line}")
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Raises ReplicaError if it ends or the time is over."""
+        """Raises ReplicaError if the server ends or the time is over."""
         deadline = time.monotonic() + seconds
         while not self._is_ready():
             self.check()
@@ -91,7 +91,7 @@ class ChildServer:
             return False
 
     def watch(self, on_end: Callable[[], object]) -> None:
-        """Calls on_end, in another thread, when it ends before `end` is called."""
+        """Calls on_end, in another thread, if the server ends before `end` is called."""
 
         def wait() -> None:
             self._process.wait()
@@ -101,7 +101,7 @@ class ChildServer:
         threading.Thread(target=wait, daemon=True).start()
 
     def end(self, drain_seconds: float) -> None:
-        """Lets its requests finish in that time. May be called again."""
+        """Lets requests finish in that time, then ends the server. May be called twice."""
         self._is_ending = True
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -123,7 +123,7 @@ class ChildServer:
 
 
 def _environment(flags: Texts) -> dict[str, str]:
-    """Returns one's own environment without variables that the flags stand for: these would go before a
-    file."""
+    """Returns this process's environment without variables of the given flags, which would take precedence
+    over a file."""
     taken = {f"HEADWAY_{flag.upper().replace('-', '_')}" for flag in flags}
     return {name: value for name, value in os.environ.items() if name not in taken}

@@ -27,15 +27,15 @@ from headway.server.fleet.settings import FleetSettings, read_settings
 
 NAME = "headway"
 _OPTIONS = {option.flag: option for option in options.FLEET}
-OBJECT_STORE_BYTES = 256 * 2**20  # for parts of answers above 100 kB, on their way
+OBJECT_STORE_BYTES = 256 * 2**20  # for parts of answers above 100 kB that are in transit
 OWN_FLAGS = ("host", "port", "config")
 
 
 def fleet(settings: Settings, config: ServerConfig, source: ModelSource) -> int:
-    """Runs until a signal. What can be found wrong before Ray starts is found here."""
+    """Runs until a signal. Every mistake that can be found before Ray starts is found here."""
     wanted, gpus = _wanted(settings, source), _number(settings, "gpus")
-    read_model_spec(model_folder(source))  # downloads once what each replica wants
-    with closing(listen(config)) as listener:  # a port in use is told at once
+    read_model_spec(model_folder(source))  # downloads the files that all replicas need once
+    with closing(listen(config)) as listener:  # reports a port in use at once
         host, port = listener.getsockname()[:2]
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -46,7 +46,7 @@ def fleet(settings: Settings, config: ServerConfig, source: ModelSource) -> int:
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             logging_level="error",
-            _node_ip_address="127.0.0.1",  # Ray's own ports are nobody else's
+            _node_ip_address="127.0.0.1",  # Ray's own ports are not open to other machines
         )
         try:
             with leaving_on_signals():  # Ray has put a handler of its own in place
@@ -80,7 +80,7 @@ def _number(settings: Settings, flag: str) -> int | None:
 
 
 def _gpus_of_each(asked: int | None, wanted: FleetSettings) -> int:
-    """Raises ConfigError where this machine has not as many."""
+    """Returns the GPUs of each replica. Raises ConfigError if this machine has too few."""
     there = int(ray.cluster_resources().get("GPU", 0))
     is_for_cpu = wanted.flags.get("device") == "cpu" or there == 0
     gpus = asked if asked is not None else 0 if is_for_cpu else 1
@@ -93,7 +93,7 @@ def _gpus_of_each(asked: int | None, wanted: FleetSettings) -> int:
 
 
 def _why() -> str:
-    """Returns what a replica's server said last; empty where there is no such thing."""
+    """Returns what a replica's server said last; empty if it said nothing."""
     application = serve.status().applications.get(NAME)
     told = "" if application is None else application.deployments[REPLICA].message
     found = re.findall(rf"{ReplicaError.__name__}: (.+)", told)
@@ -101,7 +101,7 @@ def _why() -> str:
 
 
 def _run(wanted: FleetSettings, host: str, port: int) -> None:
-    """Raises HeadwayError where the replicas do not start."""
+    """Raises HeadwayError if the replicas do not start."""
     serve.start(http_options={"host": host, "port": port})
     try:
         serve.run(application_of(wanted), name=NAME, route_prefix="/")
@@ -117,7 +117,7 @@ def _run(wanted: FleetSettings, host: str, port: int) -> None:
 
 
 def _drain(seconds: float) -> None:
-    """Lets requests finish in that time. `serve.delete` waits for 60 s at most, `serve.shutdown` for 30."""
+    """Lets requests finish in that time. `serve.delete` waits for at most 60 s, `serve.shutdown` for 30."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(TimeoutError):

@@ -1,8 +1,8 @@
-"""The ingress: HTTP requests as they come, forwarded to replicas; answers as they come, forwarded to clients.
+"""The ingress: forwards HTTP requests to replicas and their answers to clients, part by part.
 
-A stream whose replica ends goes on in another one. Any other answer begins anew, as long as the client has
-nothing of it: whatever is drawn for it is the same. Knows no Ray: it is given the function that sends a
-request to a replica.
+A stream whose replica ends is continued by another one. Any other answer begins anew as long as the client
+has received nothing of it: all its draws are the same. This module knows no Ray: it is given the function
+that sends a request to a replica.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from headway.server.fleet.ring import prompt_key
 from headway.server.http.guard import REQUEST_ID
 from headway.server.http.sse import unless_disconnected
 
-MAX_CONTINUATIONS = 2  # of a request; one that ends replicas is not to end them all
+MAX_CONTINUATIONS = 2  # of a request; a request that ends replicas must not end all of them
 UNAVAILABLE = "the replica that served this request has ended; try again"
 
 logger = logging.getLogger("headway.server")
 
 
 class Stream(Protocol):
-    """What a replica yields: a ResponseStart, then the rest of the body."""
+    """The parts that a replica yields: a ResponseStart, then the rest of the body."""
 
     def __aiter__(self) -> AsyncIterator[ResponseStart | Part]: ...
     def cancel(self) -> object: ...
@@ -41,9 +41,9 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """forward: sends a request to a replica of the router's choice. broken: what the stream raises where the
-    replica has ended. max_body_bytes: of a request; a body is cut behind it, which the server refuses in its
-    own words."""
+    """forward: sends a request to a replica that the router chooses. broken: the exceptions of the stream
+    if the replica has ended. max_body_bytes: the limit of a request's body; a longer one is cut after one
+    more byte, which the server refuses in its own words."""
 
     forward: Callable[[ForwardedRequest], Stream]
     broken: tuple[type[Exception], ...]
@@ -51,7 +51,7 @@ class Replicas:
 
 
 class Proxy:
-    """An ASGI application that has every path."""
+    """An ASGI application that serves every path."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -62,7 +62,7 @@ class Proxy:
             await unless_disconnected(receive, self._send(request, scope, receive, send))
 
     async def _send(self, request: ForwardedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer, of several replicas one after the other where they end."""
+        """Sends the answer. If a replica ends, another one continues."""
         sent = Sent(send)
         for num_tries_left in range(MAX_CONTINUATIONS, -1, -1):
             try:
@@ -88,7 +88,7 @@ class Proxy:
 
 
 class Sent:
-    """What a client has been sent of one answer. Mutable: its proxy adds to it."""
+    """The state of one answer at the client. Mutable: its proxy adds to it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -98,7 +98,7 @@ class Sent:
         self.num_sent = 0
 
     async def add(self, received: ResponseStart | Part) -> None:
-        """Raises ReplicaError for a beginning with which a stream that was begun cannot go on."""
+        """Raises ReplicaError if the answer of a further replica cannot continue the stream."""
         if isinstance(received, ResponseStart):
             if not self.is_started:
                 await self._start(received)

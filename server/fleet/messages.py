@@ -1,4 +1,4 @@
-"""What an ingress and a replica send each other through Ray's handle."""
+"""The messages between an ingress and a replica, which Ray's handle carries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from headway.engine import HeadwayError
 
 Headers = list[tuple[bytes, bytes]]
-# Why a request is sent to a replica: it owns the beginning; the owner has too much to do; the body has no
-# prompt; or as the routings of these names say.
+# The reasons why a request is sent to a replica: it owns the prefix; the owner has too many requests; the
+# body has no prompt; or the routing has that name.
 REASONS = ("prefix", "spilled", "no-prefix", "least-loaded", "round-robin")
 
-# Of one connection, not of the message that goes over it (RFC 9110, 7.6.1 and 10.1.1).
+# Headers of one connection, not of the message on it (RFC 9110, 7.6.1 and 10.1.1).
 _HOP_BY_HOP = frozenset((
     b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
@@ -20,15 +20,15 @@ _HOP_BY_HOP = frozenset((
 
 
 class ReplicaError(HeadwayError):
-    """The server of a replica cannot be started, or has ended."""
+    """The server of a replica cannot start, or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """An HTTP request as the client sent it. target: path and query, percent-encoded. key: what the router
-    finds an owner by; empty where any replica will do. reason: the router's, one of REASONS.
+    """An HTTP request as the client sent it. target: path and query, percent-encoded. key: the routing key;
+    empty if any replica will do. reason: the router's, one of REASONS.
 
-    name, created_unix, told, num_sent: as `Continuation` has them; told by marks, as JSON.
+    name, created_unix, told, num_sent: as in `Continuation`; told has one JSON text for each mark.
     """
 
     method: str
@@ -45,8 +45,8 @@ class ForwardedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an answer's body. told, num_sent: what it was made of in JSON, and how many parts of a stream
-    there were with it; nothing of an answer that cannot go on elsewhere."""
+    """A part of an answer's body. told, num_sent: the events that it was made of in JSON, and the number
+    of parts of the stream up to it; empty for an answer that cannot be continued elsewhere."""
 
     body: bytes
     told: tuple[bytes, ...] = ()
@@ -55,8 +55,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStart:
-    """The beginning of an answer. first: the part of it that came with the headers or right after them.
-    is_journaled: what breaks off can go on elsewhere."""
+    """The beginning of an answer. first: the part of the body that arrived with the headers or right after
+    them. is_journaled: another replica can continue the answer."""
 
     status: int
     headers: Headers

@@ -1,5 +1,5 @@
-"""The fleet's /metrics: what each replica's server shows, with a label that tells which one, and the fleet's
-own families. Knows no Ray."""
+"""The fleet's /metrics: the metrics of each replica's server with a label for the replica, and the fleet's
+own families. This module knows no Ray."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def fleet_text(texts: Mapping[str, bytes], states: Mapping[str, int]) -> bytes:
 
 
 def _states(states: Mapping[str, int]) -> Metric:
-    """Ray names only the states that some replica is in; running is always shown."""
+    """Returns the family of replicas by state. Ray names only the states of some replica; running is
+    always shown."""
     described = "Replicas by their state, as Ray Serve has it: starting, running, stopping and others."
     family = GaugeMetricFamily(STATES, described, labels=["state"])
     for state, count in sorted(({"RUNNING": 0} | dict(states)).items()):

@@ -20,12 +20,12 @@ from headway.server.fleet.scaling import KV_CACHE_USAGE
 from headway.server.fleet.stream import coalesced, seconds_between, without_marks
 from headway.server.http.continued import HEADER, header_of
 
-READY_SECONDS = 3600.0  # a model of hundreds of gigabytes that is downloaded first
+READY_SECONDS = 3600.0  # long enough to download a model of hundreds of gigabytes
 HEALTH_SECONDS = 20.0
 STATISTICS_SECONDS = 5.0  # for /metrics and /load
-# The client's headers go on as they are, and no others with them.
+# Headers that aiohttp must not add: the client's headers are forwarded as they are.
 _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
-CONTENT_LENGTH = "content-length"  # of the body that is sent: an ingress may have cut it
+CONTENT_LENGTH = "content-length"  # the body that is sent has its own: an ingress may have cut it
 _ADDED_BY_RAY = (b"date", b"server", b"x-request-id")
 
 
@@ -48,8 +48,8 @@ class Replica:
         read_name: Callable[[], str],
         leave: Callable[[], object] = _leave,
     ) -> None:
-        """Returns when the server is ready. read_name: returns what Ray calls this replica. leave: ends the
-        process when the server has ended; Ray then starts another replica. Raises ReplicaError."""
+        """Returns when the server is ready. read_name: returns Ray's name of this replica. leave: ends
+        this process when the server has ended; Ray then starts another replica. Raises ReplicaError."""
         self._name = read_name()
         self._routed = RoutedMetrics()
         self._drain_seconds = drain_seconds
@@ -65,8 +65,8 @@ class Replica:
         self._num_open = 0  # answers
 
     async def forward(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | Part, None]:
-        """Yields the start of the answer and then the rest of its body. Closing it hangs up, which ends what
-        still runs. Raises ReplicaError when the answer breaks off."""
+        """Yields the start of the answer and then the rest of its body. Closing the generator disconnects,
+        which ends the request. Raises ReplicaError if the answer breaks off."""
         self._routed.count(request.reason, is_continued=bool(request.told))
         before = b"[" + b",".join(request.told) + b"]" if request.told else b""
         header = header_of(self._key, request.name, request.created_unix, request.num_sent, len(before))
@@ -92,29 +92,28 @@ class Replica:
             raise ReplicaError(f"the answer of a replica broke off: {error}") from None
 
     async def check_health(self) -> None:
-        """Raises ReplicaError where the server has ended or cannot serve again; Ray then replaces the
-        replica."""
+        """Raises ReplicaError if the server has ended or cannot recover; Ray then replaces the replica."""
         self._server.check()
         await self._get("/health", HEALTH_SECONDS)
 
     async def metrics(self) -> tuple[str, bytes]:
-        """Returns the replica's name and Prometheus' text: its server's and what was routed here. Raises
-        ReplicaError."""
+        """Returns the replica's name and its metrics in Prometheus' text format: the server's and the
+        router's counts. Raises ReplicaError."""
         return self._name, await self._get("/metrics", STATISTICS_SECONDS) + self._routed.text()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Ray calls it where a policy reads it. Raises ReplicaError."""
+        """Returns the values that a scaling policy reads; called by Ray. Raises ReplicaError."""
         load = msgspec.json.decode(await self._get("/load", STATISTICS_SECONDS), type=_Load)
         return {KV_CACHE_USAGE: load.kv_cache_usage_ratio}
 
     async def __del__(self) -> None:
-        """Ray calls it once when the replica is to end and nothing runs any more."""
+        """Ends the server. Ray calls it once when the replica is to end and nothing runs any more."""
         if self._session is not None:
             await self._session.close()
         await asyncio.to_thread(self._server.end, self._drain_seconds)
 
     async def _get(self, path: str, seconds: float) -> bytes:
-        """Raises ReplicaError for any status but 200."""
+        """Returns the body. Raises ReplicaError for any status but 200."""
         limit = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._open_session().get(f"http://localhost{path}", timeout=limit) as answer:
@@ -140,7 +139,7 @@ class Replica:
             self._num_open -= 1
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """It must be made in the event loop that uses it."""
+        """Returns the session, which must be made in the event loop that uses it."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self._server.path, limit=0),

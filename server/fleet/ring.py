@@ -1,7 +1,7 @@
-"""Which replica a request goes to: the one that has probably computed the beginning of its prompt before.
+"""Chooses the replica of a request: the one that has probably computed the same prefix before.
 
 A hash ring gives each key an owner, and most keys keep theirs when replicas come and go (Karger et al.,
-1997). An owner that is far ahead of the others is passed over, as in consistent hashing with bounded loads
+1997). An owner with far more requests than the others is skipped, as in consistent hashing with bounded loads
 (Mirrokni et al., 2018). Nothing is remembered between requests, so that any number of ingresses agree.
 """
 
@@ -15,11 +15,12 @@ from functools import lru_cache
 
 import msgspec
 
-NUM_POINTS = 64  # of a replica on the ring: shares differ by some 10 %
-# Of a prompt or a user's first message: some 16 blocks of 16 tokens, which those of one document share.
+NUM_POINTS = 64  # points of a replica on the ring; shares differ by some 10 %
+# The bytes of a prompt, or of a user's first message, that count: some 16 blocks of 16 tokens, which requests
+# about one document share.
 KEY_BYTES = 1024
-# An owner may have a quarter more requests than the mean, and a few, for which a cached prefix is worth more
-# than an even load.
+# An owner may have a quarter more requests than the mean, and 8 more: up to there a cached prefix is worth
+# more than an even load.
 LOAD_SHARE, LOAD_SLACK = 1.25, 8
 
 
@@ -28,7 +29,7 @@ class _Message(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """The fields that a prompt is made of, as the client wrote them; the APIs have different ones."""
+    """The fields that a prompt is made of, as the client wrote them; each API has some of them."""
 
     system: msgspec.Raw = msgspec.Raw(b"")
     instructions: msgspec.Raw = msgspec.Raw(b"")
@@ -40,11 +41,11 @@ class _Body(msgspec.Struct):
 
 
 def prompt_key(body: bytes) -> bytes:
-    """Returns what requests with the same beginning have in common: prompt_cache_key if there is one, else
-    what the system says and the first KEY_BYTES of the prompt or of the user's first message; all with
-    cache_salt, without which no prefix is found. Empty for a body without a prompt.
+    """Returns the key that requests with the same prefix share: prompt_cache_key if there is one, else the
+    system's messages and the first KEY_BYTES of the prompt or of the user's first message; all with
+    cache_salt, without which no prefix matches. Empty for a body without a prompt.
 
-    A conversation keeps its key while it grows: it ends with the first message of its user.
+    A conversation keeps its key while it grows, since the key ends with the first message of its user.
     """
     try:
         found = msgspec.json.decode(body, type=_Body)
@@ -61,14 +62,14 @@ def prompt_key(body: bytes) -> bytes:
 
 
 def _turns(items: msgspec.Raw) -> list[msgspec.Raw]:
-    """The input of /v1/responses, which may be a text."""
+    """Returns the items of the input of /v1/responses, which may be a text."""
     if not bytes(items).startswith(b"["):
         return [items] if bytes(items) else []
     return msgspec.json.decode(items, type=list[msgspec.Raw])
 
 
 def _opening(turns: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], bytes]:
-    """Returns the messages before the first of the user, and that one."""
+    """Returns the messages before the first one of the user, and that one."""
     for i, turn in enumerate(turns):
         text = bytes(turn)
         if not text.startswith(b"{") or msgspec.json.decode(turn, type=_Message).role == "user":
@@ -90,7 +91,7 @@ class Ring:
 
 @lru_cache(maxsize=8)
 def ring_of(replicas: frozenset[str]) -> Ring:
-    """replicas: at least one."""
+    """Returns the ring of at least one replica."""
     placed = sorted((_hash(f"{name} {i}".encode()), name) for name in replicas for i in range(NUM_POINTS))
     return Ring(tuple(point for point, _ in placed), tuple(name for _, name in placed))
 
@@ -100,8 +101,8 @@ def _hash(key: bytes) -> int:
 
 
 def preferred(key: bytes, loads: Mapping[str, int]) -> str | None:
-    """Returns the owner of the key; None where it is so far ahead of the others that the least loaded replica
-    is to serve. loads: requests that each replica has."""
+    """Returns the owner of the key; None if it has so many more requests than the others that the least
+    loaded replica should serve. loads: the requests of each replica."""
     owner = ring_of(frozenset(loads)).owner(key)
     mean = sum(loads.values()) / len(loads)
     return owner if loads[owner] <= LOAD_SHARE * mean + LOAD_SLACK else None

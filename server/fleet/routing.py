@@ -1,7 +1,7 @@
-"""The router of a fleet, as Ray Serve calls it: in the handle by which an ingress reaches the replicas.
+"""The router of a fleet, which Ray Serve calls in the handle by which an ingress reaches the replicas.
 
-It counts by what Ray has heard of each replica's queue, at most 10 s ago; of one that it has heard nothing of
-it is assumed that it has none.
+It counts the requests by Ray's latest information on each replica's queue, which is at most 10 s old; a
+replica without any counts as idle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Choice = tuple[str, Sequence[str]]  # the reason, one of REASONS, and replicas
 
 
 class FleetRouter(RequestRouter):
-    """Mutable as its base; it keeps nothing of a request, only whose turn it is."""
+    """Mutable as its base; of the requests it remembers only whose turn it is."""
 
     def initialize_state(self, routing: Routing = "prefix") -> None:
         self._choose: Callable[[bytes, Loads], Choice] = {
@@ -33,7 +33,8 @@ class FleetRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns the chosen ones, and after them all: a full one takes nothing. Tells the request why."""
+        """Returns the chosen replicas, and after them all, since a full one accepts nothing. Notes the
+        reason in the request."""
         if not candidate_replicas or pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True

@@ -1,4 +1,5 @@
-"""What a fleet is, as the `args` of an application of Ray Serve say it, or `headway fleet`'s command line."""
+"""The settings of a fleet, from the `args` of an application of Ray Serve or from the command line of
+`headway fleet`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from headway.server.cli.config_file import ConfigFile, FileValue
 from headway.server.cli.settings import Settings
 
 Routing = Literal["prefix", "least-loaded", "round-robin"]
-# Where the clients connect is Ray's to say, and one's own file is not a replica's.
+# Flags that replicas cannot have: Ray decides where clients connect, and `serve` takes the place of a file.
 NOT_OF_REPLICAS = {
     **dict.fromkeys(("host", "port", "unix-socket", "tls-cert", "tls-key"), "http_options of Ray Serve"),
     "config": "serve, which is one",
@@ -33,8 +34,9 @@ class _Args(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """model: as of `headway serve`. gpus: of each replica; 0 for the CPU. flags: of each replica's `headway
-    serve`, as texts. max_body_bytes, drain_seconds: what the flags say, or their defaults."""
+    """model: as for `headway serve`. gpus: of each replica; 0 for the CPU. flags: the flags of each
+    replica's `headway serve`, as texts. max_body_bytes, drain_seconds: the values of the flags, or their
+    defaults."""
 
     model: str | None
     replicas: int
@@ -46,7 +48,7 @@ class FleetSettings:
 
     @property
     def ingresses(self) -> int:
-        """One keeps up with the streams of two replicas (stream.py)."""
+        """Returns the number of ingresses: one keeps up with the streams of two replicas (stream.py)."""
         return (self.replicas + 1) // 2
 
 
@@ -72,7 +74,7 @@ def read_settings(args: Mapping[str, Any]) -> FleetSettings:
 
 
 def _texts(serve: Mapping[str, bool | float | str | Sequence[str]]) -> dict[str, str | list[str]]:
-    """The flags with their values as a command line has them; YAML has read some of these already."""
+    """Returns the flags with their values as on a command line; YAML has already parsed some of them."""
     return {
         name.replace("_", "-"): [*value]
         if isinstance(value, list)

@@ -1,4 +1,4 @@
-"""`headway fleet status`: what each replica of a running fleet has to do, from the fleet's /metrics."""
+"""`headway fleet status`: the load of each replica of a running fleet, from the fleet's /metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ class StatusError(HeadwayError):
 
 
 def status(url: str) -> int:
-    """Shows a line for each replica; returns the exit status, 1 where none serves. Raises StatusError."""
+    """Shows a line for each replica. Returns the exit status, 1 if none serves. Raises StatusError."""
     try:
         answer = httpx.get(f"{url}/metrics", timeout=SECONDS).raise_for_status()
         samples = [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # what is no metric raises ValueError
+    except (
+        httpx.HTTPError,
+        httpx.InvalidURL,
+        ValueError,
+    ) as error:  # a text that is not in Prometheus' format raises ValueError
         raise StatusError(f"no fleet answers at {url}: {error}") from None
     states = [sample for sample in samples if sample.name == STATES]
     if not states:

@@ -1,4 +1,4 @@
-"""A streamed answer on its way to an ingress: its parts put together, and the marks of its journal taken out.
+"""Prepares a streamed answer for its ingress: joins its parts, and takes the marks of its journal out.
 
 Each part that goes through Ray costs some 2 ms of processor time, however short it is: about 1 ms in the
 ingress, and 0.5 ms in each of the replica and Ray's proxy.
@@ -14,14 +14,14 @@ from headway.server.base.continuation import MARK
 from headway.server.fleet.messages import Part
 
 COALESCE_SECONDS = 0.015  # between the parts of a stream
-MAX_PARTS_PER_SECOND = 500  # of all streams of a replica: two of them keep one ingress busy
-MAX_BUFFERED_BYTES = 2**20  # beyond that nothing is read until the reader has caught up
-# No line of an event begins like that: JSON has no line breaks.
+MAX_PARTS_PER_SECOND = 500  # over all streams of a replica: two replicas keep one ingress busy
+MAX_BUFFERED_BYTES = 2**20  # beyond this size nothing is read until the reader has caught up
+# No line of an event begins like a mark: JSON has no line breaks.
 _MARK = re.compile(b"^" + re.escape(MARK) + rb"(\d+) (.*)\n\n", re.MULTILINE)
 
 
 async def without_marks(parts: AsyncIterator[bytes]) -> AsyncGenerator[Part, None]:
-    """Yields what has a mark after it, with what its marks say."""
+    """Yields the parts up to each mark, with the contents of the marks."""
     rest = b""
     async for body in parts:
         rest += body
@@ -32,17 +32,17 @@ async def without_marks(parts: AsyncIterator[bytes]) -> AsyncGenerator[Part, Non
             yield Part(_MARK.sub(b"", rest[:end]), told, int(marks[-1][1]))
             rest = rest[end:]
     if rest:
-        yield Part(rest, (), 0)  # the end without anything to go on with
+        yield Part(rest, (), 0)  # the end, after which nothing is left to continue
 
 
 def seconds_between(num_streams: int) -> float:
-    """Returns how long a stream waits between two parts where there are so many."""
+    """Returns how long a stream waits between two parts, given the number of streams."""
     return max(COALESCE_SECONDS, num_streams / MAX_PARTS_PER_SECOND)
 
 
 async def coalesced(parts: AsyncIterator[bytes], seconds: Callable[[], float]) -> AsyncGenerator[bytes, None]:
-    """Yields the first part at once, and then all that has come in the seconds since. Raises as `parts` does,
-    after what came before."""
+    """Yields the first part at once, and then everything that arrived within the following seconds. Raises
+    as `parts` does, after the preceding parts."""
     buffer = bytearray()
     has_news, has_room = asyncio.Event(), asyncio.Event()
     has_room.set()
