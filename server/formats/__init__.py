@@ -1,4 +1,4 @@
-"""Formats of models' output: reasoning, content and calls of tools."""
+"""The formats of models' output: reasoning, content and calls of tools."""
 
 from headway.server.formats.families import ALIASES, FORMATS, PLAIN, find_format
 from headway.server.formats.output_format import OutputFormat, OutputParser

@@ -1,5 +1,5 @@
-"""Arguments of calls: JSON objects as the model wrote them, and values that it wrote as text, by the schema
-of the parameter."""
+"""The arguments of calls: JSON objects as the model wrote them, and values written as text, which are read
+by the schema of their parameter."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import msgspec
 from headway.server.formats.cursor import NoCallError
 from headway.server.formats.pieces import ToolCall
 
-MAX_NAME = 256  # characters of a name of a tool or a parameter
+MAX_NAME = 256  # characters of the name of a tool or a parameter
 Tell = Callable[[ToolCall], None]
 Schema = Mapping[str, Any]
-Schemas = Mapping[str, Schema]  # by the name of the tool: the schema of its arguments
+Schemas = Mapping[str, Schema]  # the schema of the arguments by the name of the tool
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
@@ -32,14 +32,15 @@ _TYPES = (
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Schema]:
-    """Returns the schemas of the tools, which come in OpenAI's form. A tool without parameters takes an empty
-    object."""
+    """Returns the schemas of the tools, which are in OpenAI's form. A tool without parameters takes an
+    empty object."""
     functions = [tool.get("function", tool) for tool in tools or ()]
     return {function["name"]: _dereferenced(function.get("parameters") or {}) for function in functions}
 
 
 def _dereferenced(root: Schema) -> Schema:
-    """Returns a schema that only refers to one of its definitions as that definition, beside the others."""
+    """Returns the schema. If it only refers to one of its definitions, returns that definition together
+    with the others."""
     around = {name: root[name] for name in ("$schema", "$defs", "definitions") if name in root}
     schema, seen = root, set[str]()
     while isinstance(reference := schema.get("$ref"), str) and not set(schema) - {"$ref", *around}:
@@ -52,7 +53,7 @@ def _dereferenced(root: Schema) -> Schema:
 
 
 def members(text: str) -> dict[str, str]:
-    """Returns the members of a JSON object as JSON texts. Raises NoCallError where the text is none."""
+    """Returns the members of a JSON object as JSON texts. Raises NoCallError for any other text."""
     try:
         return {key: bytes(raw).decode() for key, raw in _OBJECT.decode(text.encode()).items()}
     except (ValueError, RecursionError) as error:  # msgspec's errors and those of encodings are ValueErrors
@@ -74,11 +75,11 @@ def object_text(text: str) -> str:
 def call_of(
     text: str, argument_keys: Sequence[str], known: Collection[str] = (), *, arguments_required: bool = False
 ) -> ToolCall:
-    """Returns the call that a JSON object states: its "name" and the arguments under the first of the keys
-    that it has.
+    """Returns the call that a JSON object describes: its "name", and the arguments under the first of the
+    keys that it has.
 
-    known: the names of the request's tools. Of a call of one of these, JSON that is nearly right is read,
-    too.
+    known: the names of the request's tools. A call of one of these may be nearly valid JSON, which is
+    repaired.
     """
     try:
         found = members(text)
@@ -96,7 +97,7 @@ def call_of(
 
 
 def arguments_of(name: str, text: str, known: Collection[str]) -> ToolCall:
-    """Returns the call of a tool whose arguments are written behind its name."""
+    """Returns the call of a tool whose arguments are written after its name."""
     name = plain_name(name)
     return ToolCall(name, lenient_object(text) if name in known else object_text(text))
 
@@ -109,8 +110,8 @@ def _name(found: Mapping[str, str]) -> str:
 
 
 def lenient_object(text: str) -> str:
-    """As `object_text`, of the arguments of a tool that the request has: no value is an empty object, and
-    JSON that is nearly right is read."""
+    """Like `object_text`, for a tool of the request: no value is an empty object, and JSON that is nearly
+    valid is repaired."""
     try:
         return object_text(text)
     except NoCallError:
@@ -124,8 +125,8 @@ def lenient_object(text: str) -> str:
 
 
 def mended(text: str) -> str:
-    """Returns a text as JSON where it differs by what models often write: control characters and other
-    escapes in strings, commas before brackets, and Python's constants."""
+    """Returns the text with what models often write instead of JSON repaired: control characters and
+    invalid escapes in strings, commas before closing brackets, and Python's constants."""
     return _TOKENS.sub(_mended_token, text)
 
 
@@ -145,8 +146,8 @@ def _mended_piece(match: re.Match[str]) -> str:
 
 
 def types_of(schema: Any, root: Any) -> set[str]:
-    """Returns the JSON types that a schema allows by its words; empty where it says nothing. root: the schema
-    that references are in."""
+    """Returns the JSON types that a schema names; empty if it names none. root: the schema within which
+    references are resolved."""
     types, left = set[str](), [schema]
     for one in resolved(left, root):
         declared, values = one.get("type"), one.get("enum")
@@ -165,8 +166,8 @@ def types_of(schema: Any, root: Any) -> set[str]:
 
 
 def resolved(left: list[Any], root: Any) -> Iterator[Mapping[str, Any]]:
-    """Takes schemas from the end of a list, to which the caller may add, and gives each, or what its
-    reference points to; what is no object, and a reference that came before, are passed over."""
+    """Yields the schemas of a list, from its end, to which the caller may add. A reference is replaced by
+    its target; non-objects and repeated references are skipped."""
     seen = set[str]()
     while left:
         one = left.pop()
@@ -180,7 +181,8 @@ def resolved(left: list[Any], root: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def resolve(reference: str, root: Any) -> Any:
-    """Returns what a reference within the document points to, or None. Names may be percent-encoded."""
+    """Returns the target of a reference within the document; None if there is none. Names may be
+    percent-encoded."""
     place = root
     for part in unquote(reference).removeprefix("#").split("/")[1:]:
         place = place.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
@@ -192,11 +194,11 @@ def type_name(value: object) -> str:
 
 
 def value_of(text: str, schema: Any, root: Any) -> str:
-    """Returns the value that a parameter's text stands for, by the parameter's schema, as JSON in the model's
-    own spelling.
+    """Returns the value of a parameter's text, by the parameter's schema, as JSON in the model's own
+    spelling.
 
-    A parameter that can only be a string takes the text as it is. Else JSON and Python's literals are read;
-    the text stays where they are not of the schema's types.
+    A parameter that can only be a string takes the text as it is. For others JSON and Python's literals are
+    read; the text stays a string if the result is not of the schema's types.
     """
     types = types_of(schema, root)
     if types == {"string"}:
@@ -216,7 +218,7 @@ def value_of(text: str, schema: Any, root: Any) -> str:
 
 
 def json_text(text: str) -> str:
-    """Returns a text of JSON without whitespace around it. Raises NoCallError for another text."""
+    """Returns JSON without surrounding whitespace. Raises NoCallError for any other text."""
     try:
         return bytes(_JSON.decode(text.encode())).decode()
     except (ValueError, RecursionError) as error:  # msgspec's errors and those of encodings are ValueErrors
@@ -224,8 +226,8 @@ def json_text(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns as JSON the value of a text in JSON or of a literal in Python, with the constants of either.
-    Raises NoCallError where it is neither."""
+    """Returns the value of a text in JSON, or of a Python literal, as JSON, with the constants of either
+    language. Raises NoCallError for any other text."""
     try:
         return json_text(text)
     except NoCallError:
@@ -243,7 +245,7 @@ def literal(text: str) -> str:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """Takes JSON's names of constants for Python's."""
+    """Replaces JSON's names of constants by Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         names = {"true": True, "false": False, "null": None}
@@ -264,23 +266,23 @@ def literal_or_text(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a string of JSON."""
+    """Returns a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def object_of(arguments: Mapping[str, str]) -> str:
-    """Returns arguments, whose values are JSON, as a JSON object."""
+    """Returns arguments whose values are JSON as a JSON object."""
     return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in arguments.items()) + "}"
 
 
 def parameter_schema(schema: Any, key: str) -> Any:
-    """Returns the schema of one parameter, empty where the tool does not declare it."""
+    """Returns the schema of one parameter; empty if the tool does not declare it."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties.get(key, {}) if isinstance(properties, dict) else {}
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of a tool without whitespace around it. Raises NoCallError where it is empty or of
+    """Returns the name of a tool without surrounding whitespace. Raises NoCallError if it is empty or has
     several words."""
     name = name.strip()
     if not name or len(name.split()) > 1:

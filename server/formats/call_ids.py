@@ -1,4 +1,4 @@
-"""Ids of calls of tools, in the form that a model's chat template takes."""
+"""Ids of tool calls, in the form that the model's chat template accepts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 def new_call_id(length: int | None, draws: Random) -> str:
-    """Returns an id that no other call has. length: of ids of letters and digits alone; None: of any form."""
+    """Returns a new unique id. length: of ids of letters and digits only; None allows any form."""
     if length is None:
         return f"call_{draws.randbytes(12).hex()}"
     return "".join(draws.choice(_LETTERS) for _ in range(length))
 
 
 def with_call_ids(conversation: Conversation, length: int | None) -> Conversation:
-    """The conversation with ids of so many letters and digits; None leaves it as it is.
+    """Returns the conversation with ids of this many letters and digits; None leaves it as it is.
 
     Ids of other forms, which clients bring from other servers, are replaced by their hash, so that a call and
-    its result keep the same one. Results without an id are those of the calls before them, in their order.
+    its result keep the same id. Results without an id get those of the preceding calls, in order.
     """
     if length is None:
         return conversation

@@ -1,4 +1,4 @@
-"""The ways of writing calls."""
+"""The forms in which models write calls."""
 
 from headway.server.formats.json_calls import BracketCalls, JsonCalls, SeparatedCalls
 from headway.server.formats.pythonic_calls import PythonicCalls

@@ -1,7 +1,7 @@
-"""A text that arrives in cuts, read as if it were whole.
+"""Parses a text that arrives in pieces as if it were whole.
 
-The readers are generators: each yields where it needs more text to decide, and goes on when some has come. A
-decision depends on the text alone, so the same text in other cuts gives the same result.
+The parsing functions are generators: each yields when it needs more text to decide, and goes on when more has
+arrived. A decision depends on the text alone, so that any split into pieces gives the same result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class NoCallError(Exception):
 
 
 class Cursor:
-    """A place in a text of which more may come. Mutable: the readers move `position`; `feed` and `end` are
-    called by the parser.
+    """A position in a text that may still grow. Mutable: the parsing functions move `position`; the parser
+    calls `feed` and `end`.
 
-    mark: in characters of `text`; what lies before it has been told. Never after `position`. num_forgotten:
-    characters that came before `text`.
+    mark: an index into `text`, never after `position`; everything before it has been emitted. num_forgotten:
+    the number of characters before `text`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Cursor:
         self.text += text
 
     def forget(self) -> None:
-        """Drops the text before the mark. Only a reader that keeps no place of its own may call it."""
+        """Drops the text before the mark. Only a function that holds no position of its own may call it."""
         self.text = self.text[self.mark :]
         self.num_forgotten += self.mark
         self.position -= self.mark
@@ -47,11 +47,11 @@ class Cursor:
 
     @property
     def rest(self) -> str:
-        """What is there after the cursor."""
+        """Returns the text after the cursor."""
         return self.text[self.position :]
 
     def space(self) -> Wait:
-        """Moves over whitespace, as far as it goes."""
+        """Moves over all whitespace."""
         while True:
             match = _SPACE.match(self.text, self.position)
             assert match is not None
@@ -61,7 +61,7 @@ class Cursor:
             yield
 
     def option(self, *literals: str) -> Generator[None, None, str | None]:
-        """Moves over the longest of the literals that come next, and returns it; returns None where none
+        """Moves over the longest of the literals that comes next, and returns it; returns None if none
         does."""
         while True:
             rest = self.text[self.position : self.position + max(map(len, literals))]
@@ -72,15 +72,15 @@ class Cursor:
             yield
 
     def expect(self, *literals: str) -> Generator[None, None, str]:
-        """Moves over one of the literals. Raises NoCallError where none comes next."""
+        """Moves over one of the literals. Raises NoCallError if none comes next."""
         found = yield from self.option(*literals)
         if found is None:
             raise NoCallError
         return found
 
     def until(self, *stops: str, limit: int | None = None) -> Generator[None, None, str]:
-        """Returns the text before the first stop and moves to the stop. Raises NoCallError where `limit`
-        characters have none."""
+        """Returns the text before the first stop and moves to the stop. Raises NoCallError if there is
+        none within `limit` characters."""
         longest = max(map(len, stops))
         searched = self.position
         while True:
@@ -100,9 +100,9 @@ class Cursor:
 
     def balanced(self, brackets: str, quotes: str = '"') -> Generator[None, None, str]:
         """Returns the text from a bracket that comes next to its closing one; strings between the quotes may
-        hold anything.
+        contain anything.
 
-        brackets: those that may come next. Raises NoCallError, with the cursor behind it, at a bracket that
+        brackets: those that may come next. Raises NoCallError, with the cursor after it, at a bracket that
         does not match.
         """
         start = at = self.position
@@ -134,7 +134,7 @@ class Cursor:
             at += 2
 
     def _after(self, pattern: re.Pattern[str], at: int) -> Generator[None, None, int]:
-        """Returns the place of the first character that the pattern of a run does not take."""
+        """Returns the index of the first character that the pattern does not match."""
         while True:
             match = pattern.match(self.text, at)
             assert match is not None
@@ -144,7 +144,7 @@ class Cursor:
             yield from self._available(at)
 
     def _available(self, at: int) -> Wait:
-        """Waits for the character at this place. Raises NoCallError, with the cursor at the end, where the
+        """Waits for the character at this index. Raises NoCallError, with the cursor at the end, if the
         text ends before."""
         while at >= len(self.text):
             if self.is_ended:
@@ -154,7 +154,7 @@ class Cursor:
 
 
 class Markers:
-    """Literals to look for in free text."""
+    """Literals that are searched in free text."""
 
     def __init__(self, literals: Sequence[str]) -> None:
         self._pattern = re.compile(
@@ -167,14 +167,14 @@ class Markers:
         return self._pattern.search(text, position)
 
     def num_held(self, text: str, position: int) -> int:
-        """Length of the longest end of the text that could begin a marker. Only what follows `position`
-        counts."""
+        """Returns the length of the longest end of the text that could begin a marker. Only the text after
+        `position` counts."""
         most = min(self._max_held, len(text) - position)
         return next((n for n in range(most, 0, -1) if text[-n:] in self._prefixes), 0)
 
 
 def optional(cursor: Cursor, *literals: str) -> Generator[None, None, str | None]:
-    """Moves over whitespace and one of the literals, if one comes next, and returns it."""
+    """Moves over whitespace and one of the literals, and returns it; stays if none comes next."""
     start = cursor.position
     yield from cursor.space()
     found = yield from cursor.option(*literals)
@@ -184,7 +184,7 @@ def optional(cursor: Cursor, *literals: str) -> Generator[None, None, str | None
 
 
 def follows(cursor: Cursor, *literals: str) -> Generator[None, None, str | None]:
-    """Returns which of the literals comes next, after whitespace, and stays where it is."""
+    """Returns the literal that comes next after whitespace, and does not move."""
     start = cursor.position
     found = yield from optional(cursor, *literals)
     cursor.position = start
@@ -194,9 +194,9 @@ def follows(cursor: Cursor, *literals: str) -> Generator[None, None, str | None]
 def closed(
     cursor: Cursor, closer: str, *surplus: str, another: str | None = None
 ) -> Generator[None, None, bool]:
-    """Moves over the closer, if it comes next, and over surplus texts before it. Stays where it is where
-    something else follows; the end of the text closes, too. Returns whether `another` follows instead, which
-    the cursor is moved to."""
+    """Moves over the closer, if it comes next, and over surplus texts before it. Stays if something else
+    follows; the end of the text closes, too. Returns whether `another` follows instead, to which the
+    cursor then moves."""
     start = cursor.position
     while True:
         yield from cursor.space()
@@ -211,18 +211,18 @@ def closed(
 
 
 def repeated(cursor: Cursor, *closers: str) -> Wait:
-    """Moves over the closers as often as one comes once more."""
+    """Moves over any repeated closers."""
     while (yield from optional(cursor, *closers)):
         pass
 
 
 def skip_all(cursor: Cursor, *literals: str) -> Wait:
-    """Moves over whitespace and the literals, as often as they come."""
+    """Moves over whitespace and the literals, in any number."""
     yield from cursor.space()
     while (yield from cursor.option(*literals)):
         yield from cursor.space()
 
 
 def object_or_null(cursor: Cursor) -> Generator[None, None, str]:
-    """Returns the text of an object, or `null`, which stands for none."""
+    """Returns the text of an object, or `null`, which means an empty one."""
     return (yield from cursor.option("null")) or (yield from cursor.balanced("{"))

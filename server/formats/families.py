@@ -1,4 +1,4 @@
-"""The formats by family, as data, and how a chat template shows which one its model writes."""
+"""The formats of all model families as data, and how a chat template shows which one its model writes."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ FORMATS = (
 )
 
 NAMES = {one.name: one for one in FORMATS}
-# What vLLM and SGLang call their parsers of the same formats.
+# The names of vLLM's and SGLang's parsers of the same formats.
 ALIASES = {
     "openai": "harmony", "gpt-oss": "harmony", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "deepseekv32": "deepseek_v32",
     "glm45": "glm_lines", "glm47": "glm", "qwen3_coder": "qwen_xml", "qwen3_xml": "qwen_xml", "qwen25": "hermes", "qwen": "hermes",
     "llama3_json": "llama_json", "llama3": "llama_json", "llama4_pythonic": "llama_pythonic", "pythonic": "llama_pythonic",
 }  # fmt: skip
 
-# The first row whose patterns are all found in a chat template tells its format. A template may hold the
-# marks of several: later formats reuse the tags of earlier ones.
+# The first row whose patterns are all found in a chat template gives its format. A template may match several
+# rows: later formats reuse the tags of earlier ones.
 _MARKS = (
     ("harmony", (r"<\|channel\|>",)),
     ("deepseek_v41", (r"｜DSML｜", r" calls\b")),
@@ -78,9 +78,9 @@ _MARKS = (
 def find_format(template: str | None, *, name: str | None = None) -> OutputFormat:
     """Returns the format that a model writes.
 
-    template: the source of its chat template; without one, or without a known mark in it, the format is
-    plain. name: of one of FORMATS or ALIASES, which counts before the template. Raises ConfigError for
-    another name.
+    template: the source of its chat template; the format is plain without one, or if no row of _MARKS
+    matches. name: one of FORMATS or ALIASES, which overrides the template. Raises ConfigError for an unknown
+    name.
     """
     if name is not None:
         found = NAMES.get(ALIASES.get(name, name))
@@ -94,8 +94,8 @@ def find_format(template: str | None, *, name: str | None = None) -> OutputForma
 
 
 def _with_thinking_of(known: OutputFormat, template: str) -> OutputFormat:
-    """Returns the format with the reasoning that the template knows, which of several models of a family only
-    some have."""
+    """Returns the format with only those delimiters of reasoning that are in the template: not all models
+    of a family reason."""
     if known.is_harmony:
         return known
     return replace(known, thinking=tuple(pair for pair in known.thinking if pair[1] in template))

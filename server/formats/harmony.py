@@ -1,4 +1,5 @@
-"""gpt-oss: an answer is a row of messages, each with a header that names its channel and its recipient."""
+"""The output of gpt-oss: a sequence of messages, each with a header that names its channel and its
+recipient."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ _MAX_HEADER = 512
 
 
 def _is_header(text: str) -> bool:
-    """Whether a text is the beginning of a header, as far as it goes."""
+    """Returns whether a text is the beginning of a header, as far as it goes."""
     return "assistant".startswith(text) or text.startswith(("assistant", "<|"))
 
 
 class HarmonyParser(CursorParser):
     """Parses the output of one choice.
 
-    The text of the analysis channel is reasoning. A message to one of the functions is a call, if its text is
-    a JSON object; every other text is content. Headers are no text, unless they are ill-formed.
+    The text of the analysis channel is reasoning. A message to one of the functions is a call if its text is
+    a JSON object; every other text is content. Well-formed headers are dropped.
     """
 
     def __init__(self, prompt: str, tools: Sequence[dict[str, Any]] | None) -> None:
@@ -50,7 +51,7 @@ class HarmonyParser(CursorParser):
         self.is_in_content = False
 
     def _read(self, prompt_header: str) -> Wait:
-        """prompt_header: what the prompt has after the last beginning of a message."""
+        """prompt_header: the prompt's text after the last start of a message."""
         cursor = self._cursor
         header, opened, _ = prompt_header.partition(MESSAGE)
         if opened:
@@ -74,7 +75,7 @@ class HarmonyParser(CursorParser):
         self._content.end()
 
     def _without_message(self) -> Wait:
-        """A header that is cut off is dropped; text that is no header is content."""
+        """Drops a header that was cut off; other text is content."""
         if not self._cursor.is_ended:
             yield from self._read_text(self._content)
         else:
@@ -125,7 +126,7 @@ class HarmonyParser(CursorParser):
         self._forget()
 
     def _read_text(self, sink: TextSink) -> Wait:
-        """Passes text on, from the mark to what ends a message: an end that the beginning of another, or
+        """Emits text from the mark to the end of the message: an end token after which another message, or
         nothing, follows."""
         self.is_in_content = sink is self._content
         yield from self._pass_on(sink)
@@ -138,7 +139,7 @@ class HarmonyParser(CursorParser):
             match = markers.find(cursor.text, cursor.position)
             num_held = 0 if match else markers.num_held(cursor.text, cursor.position)
             if cursor.is_ended and not (self._is_cut and num_held > 1):
-                num_held = 0  # else a token that the limit has cut
+                num_held = 0  # otherwise the limit has cut a token
             end = match.start() if match else len(cursor.text) - num_held
             sink.take(cursor, cursor.position, end)
             cursor.position = end

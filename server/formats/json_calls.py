@@ -1,6 +1,6 @@
-"""Calls whose arguments are JSON objects. Each instance of a class is the data of one family.
+"""Calls whose arguments are JSON objects. Each instance of a class describes one family.
 
-A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each
+A form reads the calls that begin at one of its openers, with the cursor after the opener, and emits each call
 when it is complete.
 """
 
@@ -25,7 +25,7 @@ from headway.server.formats.pieces import ToolCall
 
 FENCES = ("```json", "```")  # Markdown around JSON
 BRACKETS = ("}", "]")
-SURPLUS = (*BRACKETS, ",", ";", "```")  # what may stand too many behind a call
+SURPLUS = (*BRACKETS, ",", ";", "```")  # surplus texts after a call
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class JsonCalls:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen and, without delimiters, Llama
     3.
 
-    starts: what begins a call at the beginning of the answer, without an opener; then the object must name a
-    tool of the request.
+    starts: texts that begin a call without an opener at the beginning of the answer; the object must then
+    name a tool of the request.
     """
 
     openers: tuple[str, ...]
@@ -65,8 +65,8 @@ class JsonCalls:
                 return
 
     def _look_ahead(self, cursor: Cursor) -> Wait:
-        """Raises NoCallError at once where an object does not begin as a call: it is an answer in JSON, and
-        is streamed."""
+        """Raises NoCallError as soon as an object does not begin like a call: it is an answer in JSON,
+        which is streamed."""
         start = cursor.position
         yield from cursor.expect("{")
         yield from cursor.space()
@@ -76,13 +76,13 @@ class JsonCalls:
 
 @dataclass(frozen=True)
 class BracketCalls:
-    """Mistral: `[TOOL_CALLS]name[ARGS]{...}`, one opener a call, and before it `[TOOL_CALLS] [{"name": ...,
-    "arguments": ...}]`."""
+    """Mistral: `[TOOL_CALLS]name[ARGS]{...}`, with one opener a call; earlier versions wrote `[TOOL_CALLS]
+    [{"name": ..., "arguments": ...}]`."""
 
     openers: tuple[str, ...] = ("[TOOL_CALLS]",)
     call_id: str = "[CALL_ID]"
     arguments: str = "[ARGS]"
-    is_list: bool = False  # which of the two forms a grammar gives
+    is_list: bool = False  # which of the two forms a grammar enforces
 
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
         yield from skip_all(cursor, opener)
@@ -116,15 +116,15 @@ class BracketCalls:
 
 @dataclass(frozen=True)
 class SeparatedCalls:
-    """DeepSeek V3 and V3.1: a section of calls, each a name, a separator and JSON; V3 writes a type before
-    and a fence around it."""
+    """DeepSeek V3 and V3.1: a section of calls, each a name, a separator and JSON. V3 writes a type before
+    the name and a fence around the JSON."""
 
     openers: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
     section_end: str = "<｜tool▁calls▁end｜>"
     begin: str = "<｜tool▁call▁begin｜>"
     separator: str = "<｜tool▁sep｜>"
     end: str = "<｜tool▁call▁end｜>"
-    has_fence: bool = False  # which of the two forms a grammar gives
+    has_fence: bool = False  # which of the two forms a grammar enforces
 
     def read(self, cursor: Cursor, opener: str, schemas: Schemas, tell: Tell) -> Wait:
         yield from cursor.space()

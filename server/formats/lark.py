@@ -1,5 +1,5 @@
-"""Writes grammars in llguidance's dialect of Lark: texts with special tokens, JSON by a schema, and free text
-up to a delimiter."""
+"""Writes grammars in llguidance's dialect of Lark: texts with special tokens, JSON by a schema, and free
+text up to a delimiter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from headway.server.json_schema import WRITING
 
 ANY = "(?s:.*)"
-# As json.dumps writes it and models learn it; a model that may write more whitespace can do so without end.
+# The whitespace of json.dumps, which models learn. A model that may write more can do so without end.
 _WRITING = {
     "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
     "json_allowed_escapes": WRITING["json_allowed_escapes"],
@@ -19,7 +19,7 @@ _WRITING = {
 
 
 class Lark:
-    """The rules of one grammar. Mutable: its methods add the rules that their results name.
+    """The rules of one grammar. Mutable: its methods add the rules that their results refer to.
 
     special_ids: the ids of the special tokens by their text; these must be matched as tokens, other text as
     text.
@@ -35,7 +35,7 @@ class Lark:
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
     def literal(self, text: str) -> str:
-        """Returns an expression for exactly this text; the special tokens in it are tokens."""
+        """Returns an expression for exactly this text, in which special tokens are tokens."""
         parts = [part for part in self._special.split(text) if part]
         return " ".join(
             f"<[{self._special_ids[part]}]>" if part in self._special_ids else quote(part) for part in parts
@@ -47,13 +47,13 @@ class Lark:
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Returns an expression for the JSON that a schema allows, in one fixed use of whitespace."""
+        """Returns an expression for the JSON that a schema allows, with fixed whitespace."""
         return "%json " + json.dumps({"x-guidance": _WRITING, **schema})
 
     def text(self, closer: str, *, excluded: Sequence[str] = (), patterns: Sequence[str] = (ANY,)) -> str:
-        """Returns an expression for text up to the closing delimiter, and the delimiter.
+        """Returns an expression for text up to the closing delimiter, with the delimiter.
 
-        excluded: what the text has nowhere. patterns: regular expressions that the whole text matches.
+        excluded: texts that must not occur. patterns: regular expressions that the whole text matches.
         """
         text = " & ".join(f"/{slashes(pattern)}/" for pattern in patterns)
         if without := [regex_of(one) for one in excluded if not self._special.search(one)]:
@@ -69,7 +69,7 @@ class Lark:
 
 
 def quote(text: str) -> str:
-    """Returns a string of Lark. llguidance reads its escapes as JSON's."""
+    """Returns a Lark string. llguidance reads its escapes like JSON's."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -79,7 +79,7 @@ def regex_of(text: str) -> str:
 
 
 def slashes(pattern: str) -> str:
-    """Returns a pattern that may stand between slashes."""
+    """Returns the pattern with escapes for use between slashes."""
     return re.sub(
         r"\\.|/|\n", lambda m: {"/": r"\/", "\n": r"\n"}.get(m.group(), m.group()), pattern, flags=re.DOTALL
     )

@@ -16,10 +16,11 @@ from headway.server.formats.tool_grammar import harmony_grammar, tool_grammar
 
 
 class OutputParser(Protocol):
-    """Any cut of an output gives the same pieces, once those of a kind that follow each other are joined.
+    """A parser of one output. Any split of an output gives the same pieces once neighbours of one kind are
+    joined.
 
-    is_in_content: the text that comes next is content, unless a delimiter comes. held_content: what is
-    content if none comes.
+    is_in_content: the next text is content unless a delimiter comes. held_content: the text that is content
+    if no delimiter comes.
     """
 
     @property
@@ -38,10 +39,10 @@ class OutputParser(Protocol):
 class OutputFormat:
     """The data of one family.
 
-    thinking: the pairs of delimiters of reasoning, the usual one first. calls_end_thinking: a call that ends
-    reasoning which was not closed is a call. is_harmony: messages with headers instead, whose tool grammar
-    covers the reasoning before a call, too. call_id_length: of ids of letters and digits alone, where the
-    family's templates take no others.
+    thinking: the pairs of delimiters of reasoning, the usual one first. calls_end_thinking: a call ends
+    reasoning that was not closed. is_harmony: the output is messages with headers, and the tool grammar
+    covers the reasoning before a call, too. call_id_length: the length of ids of letters and digits, if the
+    family's templates accept no others.
     """
 
     name: str
@@ -61,12 +62,12 @@ class OutputFormat:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the model has a form in which it calls tools."""
+        """Returns whether the model has a format for calls of tools."""
         return self.calls is not None or self.is_harmony
 
     @property
     def delimiters(self) -> tuple[str, ...]:
-        """Texts of special tokens that a parser must see; every other special token may stay hidden."""
+        """Returns the special tokens that a parser must see; all others may stay hidden."""
         if self.is_harmony:
             return HARMONY_TOKENS
         form = astuple(self.calls) if self.calls else ()
@@ -98,13 +99,13 @@ class OutputFormat:
         parallel: bool,
         special_ids: Mapping[str, int],
     ) -> str:
-        """Returns a grammar in llguidance's dialect of Lark, for what follows the reasoning; of harmony, for
-        the whole answer.
+        """Returns a grammar in llguidance's dialect of Lark for the text after the reasoning, and for harmony
+        of the whole answer.
 
-        required: only calls of these tools, each by the schema of its parameters; else text, which such calls
-        may follow. parallel: one or more; else one. special_ids: the ids of the tokenizer's special tokens,
-        which no text of a grammar matches, by their texts. Raises RequestError where the format has no calls,
-        or cannot enforce a tool's parameters.
+        required: only calls of these tools, with arguments by their schemas; otherwise text, which such calls
+        may follow. parallel: one call or more; otherwise one. special_ids: the ids of the tokenizer's special
+        tokens by their text, which no text of a grammar matches. Raises RequestError if the format has no
+        calls, or cannot enforce a tool's parameters.
         """
         if self.is_harmony:
             return harmony_grammar(tools, required=required, special_ids=special_ids)

@@ -12,9 +12,9 @@ from headway.server.formats.cursor import Cursor, Markers, NoCallError, Wait
 from headway.server.formats.pieces import Content, Piece, Reasoning, ToolCall
 
 _CUT_TAG = re.compile(r"\s*[<\[][^<>\[\]\s]*")
-MIN_CUT = 5  # characters of a delimiter that a limit has cut, from which on they are no text
-# The beginning of a call without an opener: an object with a name (1) and perhaps its end (2), or a list with
-# a name (3).
+MIN_CUT = 5  # a cut delimiter with at least this many characters is no text
+# Matches the beginning of a call without an opener: an object with a name (1) and perhaps its end (2), or a
+# list with a name (3).
 _BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)(")?|\[\s*([\w.-]+)\s*\(')
 
 
@@ -22,8 +22,8 @@ class TextSink:
     """Collects one kind of text. Mutable: the parser writes it. Whitespace is held back until text follows
     it.
 
-    Whitespace before the first text, and after the last before a delimiter, frames the delimiters and is left
-    out. write: takes a text and its start.
+    Whitespace before the first text, and between the last text and a delimiter, belongs to the delimiters and
+    is left out. write: receives a text and its start.
     """
 
     def __init__(self, write: Callable[[str, int], None], *, keeps_leading: bool) -> None:
@@ -52,7 +52,7 @@ class TextSink:
 
     @property
     def held(self) -> str:
-        """Whitespace that is a part of the text if more of it follows."""
+        """Returns whitespace that belongs to the text if more text follows."""
         return "".join(space for space, _ in self._space)
 
     def _hold(self, space: str, start: int) -> None:
@@ -64,20 +64,20 @@ class TextSink:
             self._write(space, start)
 
     def frame(self) -> None:
-        """A delimiter came. Whitespace before it, and at the end of the text after it, is no part of the
-        text."""
+        """Notes a delimiter. Whitespace before it, and at the end of the text after it, is left out."""
         self._is_framed = True
         self.keeps_leading = False
 
     def end(self) -> None:
-        """The text ended. Whitespace at its end is a part of it, unless a delimiter came after the text."""
+        """Ends the text. Whitespace at its end belongs to it, unless a delimiter came after the text."""
         if not self._is_framed and (self.has_text or self.keeps_leading):
             self._release()
         self._space = []
 
 
 class Surroundings:
-    """What the content has before a place. Mutable: takes the content without its last whitespace."""
+    """The content before a position, as far as it matters for calls. Mutable: receives the content without
+    its last whitespace."""
 
     def __init__(self) -> None:
         self._tail = ""
@@ -92,12 +92,12 @@ class Surroundings:
 
     @property
     def may_call(self) -> bool:
-        """An object that comes next is no part of code or of another value."""
+        """Returns whether an object that comes next is no part of code or of another value."""
         return not self._is_fenced and not self._tail.endswith(("[", "{", "(", ",", "`", '"', "'", '":', "'"))
 
 
 class CursorParser:
-    """What parsers of one choice's output share. Mutable: fed by the writer of the choice alone.
+    """The common part of the parsers of one choice's output. Mutable: fed by the choice's writer alone.
 
     keeps_leading: whitespace before the first content is content.
     """
@@ -114,12 +114,12 @@ class CursorParser:
         return self._content.held + self._cursor.text[self._cursor.mark :]
 
     def feed(self, text: str) -> list[Piece]:
-        """Returns what is certain after this cut of the output."""
+        """Returns the pieces that are certain after this part of the output."""
         self._cursor.feed(text)
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Returns the rest. A call that is not complete is content, unless the text is cut there. Never
+        """Returns the rest. A call that is not complete is content, unless the text was cut there. Never
         raises."""
         self._is_cut = is_cut
         self._cursor.is_ended = True
@@ -138,8 +138,9 @@ class CursorParser:
 class StreamParser(CursorParser):
     """Parses the output of one choice.
 
-    thinking: how reasoning is delimited. is_thinking: the prompt has opened it. calls_end_thinking: calls at
-    the end of reasoning that was not closed are calls; elsewhere in it they are drafts, and are reasoning.
+    thinking: the delimiters of reasoning. open_thinking: the delimiter with which the prompt has opened it.
+    calls_end_thinking: calls at the end of reasoning that was not closed are calls; elsewhere in it they are
+    reasoning.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class StreamParser(CursorParser):
         self._surroundings.take(text)
 
     def _next_marker(self) -> Generator[None, None, str | None]:
-        """Returns the next delimiter in the content. Reasoning, and calls without an opener, only begin
+        """Returns the next delimiter in the content. Reasoning, and calls without an opener, begin only
         before all content."""
         cursor, first = self._cursor, (*self._openers, *self._starts, *self._thinking)
         if first and not self._content.has_text:
@@ -197,7 +198,7 @@ class StreamParser(CursorParser):
         return (yield from self._until(self._markers, self._content))
 
     def _until(self, markers: Markers, sink: TextSink) -> Generator[None, None, str | None]:
-        """Passes text on until a marker has come, or the end of the text, and moves over the marker."""
+        """Emits text until a marker or the end of the text, and moves over the marker."""
         cursor = self._cursor
         while True:
             match = markers.find(cursor.text, cursor.position)
@@ -216,10 +217,10 @@ class StreamParser(CursorParser):
             yield
 
     def _read_calls(self, opener: str) -> Wait:
-        """Tells the calls that begin at the opener. From the mark on, what is none is content; an opener
-        alone at the end is nothing.
+        """Emits the calls that begin at the opener. Text from the mark on that is no call is content; an
+        opener alone at the end is dropped.
 
-        Without an opener, calls behind content begin a line, or are all that follows.
+        Calls without an opener that follow content must begin a line, or be all that follows.
         """
         assert self._calls is not None
         cursor, is_inline = self._cursor, opener in self._starts and self._content.has_text
@@ -248,13 +249,13 @@ class StreamParser(CursorParser):
             cursor.mark = cursor.position
 
     def _has_more(self) -> Generator[None, None, bool]:
-        """Whether anything but whitespace follows."""
+        """Returns whether anything but whitespace follows."""
         yield from self._cursor.space()
         return bool(self._cursor.rest)
 
     def _is_call_begun(self, begun: int, opener: str) -> bool:
-        """Whether the text that ended is a call as far as it goes: behind an opener, or else by the name of a
-        tool."""
+        """Returns whether the text that ended is a call as far as it goes: after an opener, or else by the
+        name of a tool."""
         match = _BEGUN.match(self._cursor.text, begun)
         if opener not in self._starts:
             return True
@@ -287,8 +288,7 @@ class StreamParser(CursorParser):
                 return
 
     def _read_last_calls(self, opener: str, sink: TextSink) -> Generator[None, None, bool]:
-        """Tells the calls that end the reasoning and the whole text; returns False where they are
-        reasoning."""
+        """Emits the calls that end the reasoning and the whole text; returns False if they are reasoning."""
         cursor, calls = self._cursor, list[ToolCall]()
         assert self._calls is not None
         found: str | None = opener

@@ -1,4 +1,4 @@
-"""What a model's output is made of once its format is parsed."""
+"""The pieces of a model's output after parsing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A part of the model's reasoning, without its delimiters. start: as Content has it."""
+    """A part of the model's reasoning, without its delimiters. start: see Content."""
 
     text: str
     start: int = 0
@@ -15,7 +15,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A part of the answer's text. start: where it begins in the model's output, in characters."""
+    """A part of the answer's text. start: its index in the model's output, in characters."""
 
     text: str
     start: int = 0
@@ -23,7 +23,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One complete call. arguments: a JSON object as text, as far as possible in the model's own spelling."""
+    """One complete call. arguments: a JSON object as text, in the model's own spelling if possible."""
 
     name: str
     arguments: str

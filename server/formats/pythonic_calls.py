@@ -1,4 +1,4 @@
-"""Calls that are written as a list of calls in Python."""
+"""Calls that are written as a Python list of calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _CONTROLS = re.compile(r"[\n\r\t]")
 
 @dataclass(frozen=True)
 class PythonicCalls:
-    """`[name(key=value), ...]`: Llama 4 and the small models of Llama 3.2, at the beginning of the answer or
-    after a token."""
+    """`[name(key=value), ...]`: Llama 4 and the small models of Llama 3.2, at the beginning of the answer
+    or after a token."""
 
     openers: tuple[str, ...] = ("<|python_start|>",)
     closer: str = "<|python_end|>"
@@ -42,8 +42,8 @@ class PythonicCalls:
 
 
 def _calls_of(text: str) -> list[ToolCall]:
-    """Returns the calls of a list. Names need not be Python's: a tool may be `get-time`, and a parameter
-    `from`."""
+    """Returns the calls of a list. Names need not be valid in Python: a tool may be `get-time`, and a
+    parameter `from`."""
     calls = []
     for call in _items(text):
         name, opened, arguments = call.partition("(")
@@ -60,7 +60,7 @@ def _calls_of(text: str) -> list[ToolCall]:
 
 
 def _value(text: str) -> str:
-    """Returns a value as JSON. Line breaks and tabs within its strings may be written as they are."""
+    """Returns a value as JSON. Its strings may contain unescaped line breaks and tabs."""
     try:
         return literal(text)
     except NoCallError:
@@ -68,8 +68,8 @@ def _value(text: str) -> str:
 
 
 def _items(text: str) -> list[str]:
-    """Returns what stands between the commas within a pair of brackets that is all of the text; the last item
-    may be empty. Raises NoCallError where the text is more than that pair."""
+    """Returns the texts between the commas within a pair of brackets that encloses the whole text; the
+    last item may be empty. Raises NoCallError if the text is more than that pair."""
     items, depth, start = list[str](), 0, 1
     for match in _TOKENS.finditer(text):
         token = match.group()

@@ -1,6 +1,6 @@
-"""Calls whose arguments are texts between tags. Each instance of a class is the data of one family.
+"""Calls whose arguments are texts between tags. Each instance of a class describes one family.
 
-A form reads the calls that begin at an opener of its own, with the cursor behind the opener, and tells each
+A form reads the calls that begin at one of its openers, with the cursor after the opener, and emits each call
 when it is complete.
 """
 
@@ -39,7 +39,7 @@ class TaggedCalls:
     MiMo.
 
     has_lines: a grammar writes each value on lines of its own. In a text, one line break on each side of a
-    value is no part of it.
+    value does not belong to it.
     """
 
     openers: tuple[str, ...] = ("<tool_call>", "<function=")
@@ -73,8 +73,8 @@ class TaggedCalls:
         yield from repeated(cursor, self.closer)
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
-        """A value ends at a tag that another tag follows; at a line that begins with another tag, if its own
-        closing tag is missing."""
+        """Reads a value, which ends at a tag that another tag follows. If its own closing tag is missing,
+        it ends at a line that begins with another tag."""
         start = cursor.position
         while True:
             end = cursor.position + len(
@@ -100,7 +100,7 @@ class TaggedCalls:
 class KeyedCalls:
     """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM.
 
-    has_lines: a grammar writes line breaks between them, as GLM-4.5 and 4.6 do. A value is taken as it is.
+    has_lines: a grammar writes line breaks between them, as GLM-4.5 and 4.6 do. A value is used as it is.
     """
 
     openers: tuple[str, ...] = ("<tool_call>",)
@@ -128,7 +128,8 @@ class KeyedCalls:
         yield from repeated(cursor, self.closer)
 
     def _read_value(self, cursor: Cursor) -> Generator[None, None, str]:
-        """A value ends at its closing tag, if another tag follows. The answer's last value may lack it."""
+        """Reads a value, which ends at its closing tag if another tag follows. The answer's last value may
+        lack it."""
         start = cursor.position
         try:
             while True:
@@ -150,7 +151,7 @@ class InvokeCalls:
     """DeepSeek V3.2 and later: a section of `<｜DSML｜invoke name="...">`, whose parameters say whether they
     are strings.
 
-    section: its name. prefix: what stands before each name of a tag.
+    section: its name. prefix: the text before each name of a tag.
     """
 
     section: str

@@ -1,4 +1,4 @@
-"""Grammars of parameters that are written as text between tags: strings as they are, and everything else as
+"""Grammars of parameters that are written as text between tags: strings as they are, and other values as
 JSON."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from headway.engine import RequestError
 from headway.server.formats.arguments import resolve, resolved, types_of
 from headway.server.formats.lark import ANY, Lark
 
-# What may stand beside the properties of a tool; anything else would relate parameters, which are written one
-# by one.
+# Keywords that are allowed beside the properties of a tool; any other would relate parameters, which are
+# written one by one.
 _AT_THE_TOP = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "default", "examples", "$schema", "$defs")
 ) | {"definitions", "strict", "$id", "$comment"}  # fmt: skip
@@ -31,14 +31,14 @@ _FORMATS = {
     "ipv4": r"((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])",
     "uri": r"[a-z][a-z0-9+.-]{0,15}://[A-Za-z0-9._~/?&=%-]{1,500}",
 }
-# A text that is read as no literal of JSON or Python, for a parameter that may be a string or something else.
+# A text that is no literal of JSON or Python, for a parameter that may be a string or something else.
 _NO_LITERAL = rf"([^\s0-9\[{{(+.-]{ANY})?"
 _NO_LINE_BREAKS = rf"([^\n]({ANY}[^\n])?)?"  # at either end
 
 
 class ParameterError(RequestError):
-    """What a form cannot enforce of a tool. key: of the parameter; None: it is about all. keyword: of its
-    schema; None: its name."""
+    """A part of a tool's schema that a format cannot enforce. key: the parameter; None for the whole
+    schema. keyword: the keyword of its schema; None for its name."""
 
     def __init__(self, message: str, tool: str, key: str | None, keyword: str | None) -> None:
         super().__init__(message, code="invalid_value", param="tools")
@@ -49,7 +49,8 @@ class ParameterError(RequestError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a tool. root: the schema that references are in. where: names it in errors."""
+    """One parameter of a tool. root: the schema within which references are resolved. where: its name in
+    errors."""
 
     tool: str
     key: str
@@ -76,8 +77,8 @@ class Parameter:
 
 
 def parameters_of(tool: str, schema: Mapping[str, Any], *, forbidden: str) -> list[Parameter]:
-    """Returns the parameters of a tool in the schema's order. forbidden: characters that no name of a
-    parameter may have."""
+    """Returns the parameters of a tool in the schema's order. forbidden: characters that no parameter's
+    name may have."""
     for keyword in schema:
         if keyword not in _AT_THE_TOP and not keyword.startswith("x-"):
             raise ParameterError(
@@ -110,10 +111,8 @@ def json_value(lark: Lark, parameter: Parameter) -> str:
 def text_value(
     lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str], *, is_bare: bool = False
 ) -> str:
-    """Returns an expression for the parameter's value and the tag that closes it, as `value_of` reads values.
-
-    is_bare: of a string, a line break at either end is no part of the value.
-    """
+    """Returns an expression for the parameter's value and its closing tag, as `value_of` reads values.
+    is_bare: a line break at either end of a string does not belong to the value."""
     if parameter.is_string:
         return string_text(lark, parameter, closer, excluded, is_bare=is_bare)
     value = f"{json_value(lark, parameter)} {lark.literal(closer)}"
@@ -125,7 +124,7 @@ def text_value(
 def string_text(
     lark: Lark, parameter: Parameter, closer: str, excluded: Sequence[str], *, is_bare: bool = False
 ) -> str:
-    """Returns an expression for the text of a string and the tag that closes it. Raises RequestError for what
+    """Returns an expression for the text of a string and its closing tag. Raises RequestError for what
     cannot be enforced."""
     texts = []
     for branch in _string_branches(parameter):
@@ -166,8 +165,8 @@ def _string_branches(parameter: Parameter) -> list[Mapping[str, Any]]:
 
 
 def _is_conjunction(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema and the members of its allOf are patterns, formats and lengths alone, as formats are
-    written."""
+    """Returns whether the schema and the members of its allOf have only patterns, formats and lengths, as
+    enforceable() writes formats."""
     parts = [{name: value for name, value in schema.items() if name != "allOf"}, *schema["allOf"]]
     return all(isinstance(part, Mapping) and not set(part) - _UNCONSTRAINED - _PLAIN for part in parts)
 
@@ -190,15 +189,15 @@ def _patterns(parameter: Parameter, schema: Mapping[str, Any]) -> list[str]:
 
 
 def _whole(pattern: str) -> str:
-    """Returns a regular expression of whole texts in which the pattern is found; some of them at the
-    least."""
+    """Returns a regular expression that matches whole texts in which the pattern is found; it may not
+    match all of them."""
     start = "" if pattern.startswith("^") else ANY
     end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else ANY
     return f"{start}({pattern.removeprefix('^')[: len(pattern) if end else -1]}){end}"
 
 
 def _is_any_string(schema: Any, root: Any) -> bool:
-    """Whether the schema allows every string."""
+    """Returns whether the schema allows every string."""
     left = [schema]
     for one in resolved(left, root):
         union = next((name for name in ("anyOf", "oneOf") if name in one), None)

@@ -1,4 +1,4 @@
-"""Grammars by which a model can only write calls of the tools that are offered, in its format's own form."""
+"""Grammars by which a model can only write calls of the offered tools, in its own format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway.server.formats.text_values import Parameter, json_value, parameters
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 Write = Callable[
     [str, dict[str, Any]], str
-]  # the name of a tool and the schema of its arguments to an expression
+]  # from the name of a tool and the schema of its arguments to an expression
 
 
 def tool_grammar(
@@ -35,10 +35,10 @@ def tool_grammar(
     parallel: bool,
     special_ids: Mapping[str, int],
 ) -> str:
-    """Returns the source of a grammar in Lark. required: calls only; else text, which calls may follow.
+    """Returns the source of a grammar in Lark. required: calls only; otherwise text, which calls may follow.
     parallel: several calls.
 
-    Raises RequestError for parameters that the form cannot enforce; the rest is judged when the grammar is
+    Raises RequestError for parameters that the form cannot enforce; the rest is checked when the grammar is
     compiled.
     """
     lark = Lark(special_ids)
@@ -59,7 +59,7 @@ def harmony_grammar(
     """Returns the source of a grammar of gpt-oss's messages from the first token on: reasoning, then one
     call.
 
-    required: else any messages, of which a call is the last, if there is one.
+    required: a call must come; otherwise any messages, of which a call may be the last.
     """
     lark = Lark(special_ids)
     next_message = "<|end|><|start|>assistant"
@@ -78,7 +78,7 @@ def harmony_grammar(
 
 def object_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the schemas of the tools' arguments, which are objects. A tool without parameters takes an
-    empty one. Raises RequestError where a schema allows no object."""
+    empty one. Raises RequestError if a schema allows no object."""
     schemas = {}
     for name, schema in schemas_of(tools).items():
         types = schema.get("type", "object")
@@ -93,7 +93,7 @@ def object_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
 
 
 def _start(form: CallForm) -> str:
-    """What begins calls that have no opener."""
+    """Returns the text that begins calls without an opener; empty if the form has openers."""
     return form.starts[0] if isinstance(form, JsonCalls | PythonicCalls) and form.starts else ""
 
 
@@ -102,8 +102,8 @@ def _opener(form: CallForm) -> str:
 
 
 def _separator(form: CallForm) -> str | None:
-    """What stands between two calls that each have an opener; None: one opener holds all, or one call is all
-    that there may be."""
+    """Returns the text between two calls that each have an opener; None if one opener covers all calls, or
+    if only one call is allowed."""
     match form:
         case BracketCalls(is_list=False):
             return ""
@@ -120,7 +120,7 @@ def _separator(form: CallForm) -> str | None:
 
 
 def _body(lark: Lark, form: CallForm, tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
-    """Returns an expression for what follows the opener: one call, or all calls of a section."""
+    """Returns an expression for the text after the opener: one call, or all calls of a section."""
     schemas = object_schemas(tools)
 
     def calls(write: Write) -> str:
@@ -223,7 +223,7 @@ def _optional(lark: Lark, parameter: Parameter, expression: str) -> str:
 
 
 def _pythonic(lark: Lark) -> Write:
-    """Arguments by keyword: those that are required first, because commas stand between them."""
+    """Arguments are written by keyword, the required ones first, because commas stand between them."""
 
     def write(name: str, schema: dict[str, Any]) -> str:
         parameters = parameters_of(name, schema, forbidden="")

@@ -1,1 +1,1 @@
-"""Token events to choices: the parts of a text, its end, and its log-probabilities."""
+"""Turns token events into choices: the parts of a text, its end, and its log-probabilities."""

@@ -1,8 +1,7 @@
 """One choice of an answer: token events in, deltas out, and the counts of what was generated.
 
-Every token that is counted is told. It comes with the delta in which its text begins; one that has no text in
-the answer (it ended the text, or a stop string cut it away) comes with the last delta and is placed at the
-end.
+Every counted token is reported. It comes with the delta in which its text begins; a token without text in the
+answer (it ended the text, or a stop string cut it off) comes with the last delta and is placed at the end.
 """
 
 from __future__ import annotations
@@ -25,23 +24,24 @@ from headway.server.generation.content_stops import StopOptions
 from headway.server.generation.prediction import PredictionUse
 from headway.server.text.detokenizer import Decoded, Detokenizer, Vocabulary
 
-# Tokens, accepted and rejected ones of drafts or of the prediction, tokens of reasoning.
+# The numbers of tokens, of accepted and of rejected drafts (or tokens of the prediction), and of reasoning
+# tokens.
 Added = tuple[int, int, int, int]
 NOTHING: Added = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRequest:
-    """One choice: what goes to the engine, where its text ends and what is told of it.
+    """One choice: its request to the engine, where its text ends, and what is reported of it.
 
-    stop, stop_token_ids: that end its text; where that has several parts, its content. end_token_ids: those
-    of stop_token_ids that are the model's own; no stop_reason names them. min_tokens: no stop string that is
-    complete after that many tokens ends the text; the engine masks stop tokens. shows_stop: the stop string
-    or token that ends the text is part of it. wants_tokens: deltas tell their tokens. prompt_index: which of
-    the request's prompts it is of. shows_output: False for a request that only wants its prompt scored; it
-    generates one token unseen. num_candidates: how many choices its prompt gets. prediction_token_ids: what
-    its tokens probably are; None where nothing was predicted. grammar: what its text may be; None for any
-    text. output: how it is split into parts; None for text alone.
+    stop, stop_token_ids: these end its text; if it has several parts, its content. end_token_ids: those of
+    stop_token_ids that are the model's own; no stop_reason names them. min_tokens: a stop string ends the
+    text only if it is complete after that many tokens; the engine masks stop tokens. shows_stop: the stop
+    string or token that ends the text is part of it. wants_tokens: deltas have their tokens. prompt_index:
+    the index of its prompt in the request. shows_output: False for a request that only wants its prompt
+    scored; it generates one hidden token. num_candidates: the number of choices of its prompt.
+    prediction_token_ids: the predicted output; None without a prediction. grammar: None allows any text.
+    output: how the text is split into parts; None for text alone.
     """
 
     prompt_token_ids: list[int]
@@ -64,11 +64,11 @@ class ChoiceRequest:
 
     @property
     def engine_stop_ids(self) -> tuple[int, ...]:
-        """Those of its stop tokens that end the output wherever they come."""
+        """Returns the stop tokens that end the output wherever they come."""
         return self.stop_token_ids if self.output is None else self.end_token_ids
 
     def content_stops(self, vocabulary: Vocabulary) -> StopOptions:
-        """What ends the content of an output of several parts."""
+        """Returns the stops of the content of an output with several parts."""
         return StopOptions(
             self.stop,
             frozenset(self.stop_token_ids) - frozenset(self.end_token_ids),
@@ -81,11 +81,10 @@ class ChoiceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """start: where the token's text begins in the text it is part of. logprob: None if not asked for.
+    """start: the index of the token's text in the text that it belongs to. logprob: None if not requested.
 
-    top: the most probable tokens of the place with their log-probabilities, best first.
-    draft_position: 1 for the first draft of a window that was accepted, 2 for the second, ...; 0 for a token
-    that the target model gave itself.
+    top: the most probable tokens at this position with their log-probabilities, best first. draft_position: 1
+    for the first accepted draft of a window, 2 for the second, ...; 0 for a token of the target model itself.
     """
 
     token_id: int
@@ -96,14 +95,13 @@ class TokenInfo:
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """A piece of a choice's text. The last one of a choice carries its finish_reason.
+    """A piece of a choice's text. The last one of a choice has its finish_reason.
 
     stop_reason: the stop string or the id of the stop token that ended the text; None for the model's own
     end. num_tokens, num_accepted, num_rejected, num_reasoning: what it adds to the counts of its choice;
-    accepted and rejected are drafts, or tokens of the prediction if there is one. A piece that has nothing to
-    show yet carries its counts alone. parts: what is shown instead of the text, where it is split into parts;
-    a part may come later than its text. end: where the text ends so far. event: what it was made of, where
-    the stream tells that.
+    accepted and rejected are drafts, or tokens of the prediction if there is one. A piece without text yet
+    has only its counts. parts: shown instead of the text if it is split into parts; a part may come later
+    than its text. end: the length of the text so far. event: its origin, if the stream carries a journal.
     """
 
     index: int
@@ -125,7 +123,7 @@ class Delta(msgspec.Struct, frozen=True):
         return bool(shown or self.finish_reason or self.tokens)
 
     def followed_by(self, other: Delta) -> Delta:
-        """Both as one; they are of one choice."""
+        """Returns both deltas of a choice as one."""
         return Delta(
             self.index,
             self.text + other.text,
@@ -143,14 +141,14 @@ class Delta(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Why a choice is at its end, as its last delta tells it; all None while it runs."""
+    """The reason why a choice has ended, for its last delta; all None while it runs."""
 
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
 class Choice:
-    """Text, tokens and counts of one choice. Mutable: owned by its generation."""
+    """The text, tokens and counts of one choice. Mutable: owned by its generation."""
 
     def __init__(self, index: int, request: ChoiceRequest, vocabulary: Vocabulary) -> None:
         self.index = index
@@ -171,11 +169,11 @@ class Choice:
         self._reasoning = ReasoningCounter(None if request.output is None else request.output.thinking)
         self._hidden: list[TokenInfo] = []
         self._num_shown = 0  # characters
-        self._num_certain = 0  # characters up to which it is certain what part they are
+        self._num_certain = 0  # characters whose part is certain
         self.prompt_logprobs: TokenLogprobs | None = None
         self.is_open = True
         self.finish_reason: str | None = None
-        self.num_cached: int | None = None  # prompt tokens; None until its first event
+        self.num_cached: int | None = None  # cached prompt tokens; None until its first event
         self.prediction = (
             None if request.prediction_token_ids is None else PredictionUse(request.prediction_token_ids)
         )
@@ -191,11 +189,12 @@ class Choice:
 
     @property
     def is_waiting(self) -> bool:
-        """Nothing was generated yet."""
+        """Returns whether nothing was generated yet."""
         return self.is_open and self.first_token_seconds is None
 
     def take(self, event: TokenEvent) -> Delta:
-        """The tokens of one step as text. A token that ends the output counts; it is shown if asked for."""
+        """Returns the tokens of one step as text. A token that ends the output counts; it is shown if
+        requested."""
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if event.num_cached is not None:
@@ -227,11 +226,11 @@ class Choice:
 
     @property
     def _is_complete(self) -> bool:
-        """The parts of its text are all that it may have."""
+        """Returns whether the text has all parts that it may have."""
         return self._output is not None and self._output.is_complete
 
     def _push(self, token_ids: list[int], event: TokenEvent) -> Decoded:
-        """Ends with the token that completes a stop string, or the last part of the text."""
+        """Decodes tokens up to the one that completes a stop string, or the last part of the text."""
         one_by_one = self._request.wants_tokens or (self._output is not None and self._output.may_complete)
         if not one_by_one:
             decoded = self._detokenizer.push(token_ids)
@@ -253,7 +252,7 @@ class Choice:
 
     @property
     def num_calls(self) -> tuple[int, int]:
-        """(calls of tools in its text, beginnings of calls that are none)."""
+        """Returns (calls of tools in its text, openers of calls that were malformed)."""
         return (self._output.num_calls, self._output.num_malformed) if self._output is not None else (0, 0)
 
     def _read(self, text: str) -> None:
@@ -293,16 +292,16 @@ class Choice:
         )
 
     def _end_of(self, parts: tuple[Part, ...]) -> int:
-        """Returns where the last part ends, behind which text is held back; a call ends with all that has
-        come."""
+        """Returns the end of the last part, after which text is held back. A call ends with everything
+        that has arrived."""
         if not parts:
             return self._num_certain
         last = parts[-1]
         return self._num_shown if isinstance(last, NumberedCall) else last.start + len(last.text)
 
     def _release(self) -> tuple[TokenInfo, ...]:
-        """Takes the tokens out whose text begins before the end of what is certain to be shown; at the end
-        all of them."""
+        """Returns and removes the tokens whose text begins before the end of what is certain to be shown;
+        at the end all of them."""
         end = self._num_shown
         num_ready = len(self._hidden)
         if self.is_open:
@@ -325,19 +324,20 @@ class Choice:
         if self.first_token_seconds is None and num_tokens:
             self.first_token_seconds = self.last_token_seconds
         if self.prediction is not None:
-            # What the output has not is known at its end.
+            # Rejected tokens of the prediction are known at the end.
             num_accepted, num_rejected = self.prediction.take(event.token_ids[:num_tokens]), 0
         return num_tokens, num_accepted, num_rejected, num_reasoning
 
 
 def _reason_unseen(event: TokenEvent) -> str | None:
-    """Where no token is part of the answer none can stop it."""
+    """Returns the finish reason of a hidden output: if no token is part of the answer, no token can stop
+    it."""
     reason = FinishReason.LENGTH if event.finish_reason is FinishReason.STOP else event.finish_reason
     return reason.value if reason else None
 
 
 def _count_up(per_position: list[int], number: int) -> None:
-    """One more at the first `number` positions."""
+    """Adds one at each of the first `number` positions."""
     per_position += [0] * (number - len(per_position))
     for i in range(number):
         per_position[i] += 1

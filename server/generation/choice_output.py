@@ -1,5 +1,5 @@
-"""The parts of a choice's text: reasoning, content and calls of tools, as the format of the model's output
-has them."""
+"""The parts of a choice's text: reasoning, content and calls of tools, by the format of the model's
+output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.server.generation.content_stops import ContentStops, StopOptions
 
 @dataclass(frozen=True, slots=True)
 class NumberedCall:
-    """A call of a tool. index: from 0, of the choice's calls. arguments: JSON."""
+    """A call of a tool. index: its number among the choice's calls, from 0. arguments: JSON."""
 
     index: int
     call_id: str
@@ -30,11 +30,11 @@ Part = Text | NumberedCall
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How a choice's text is read. prompt: the text that it continues. tools: in OpenAI's form; None where
+    """How a choice's text is parsed. prompt: the text that it continues. tools: in OpenAI's form; None if
     calls are content like any other text.
 
-    is_single_call: the choice ends with its first call. thinking: where reasoning begins and ends, in token
-    ids; None for a model that does not reason. draws: where the ids of calls come from.
+    is_single_call: the choice ends with its first call. thinking: the token ids where reasoning begins and
+    ends; None for a model that does not reason. draws: the generator of call ids.
     """
 
     format: OutputFormat
@@ -46,7 +46,8 @@ class OutputOptions:
 
     @property
     def counts_reasoning(self) -> bool:
-        """Whether it can be told which tokens are reasoning: its delimiters are tokens, or there is none."""
+        """Returns whether reasoning tokens can be counted: its delimiters are single tokens, or there is
+        no reasoning."""
         if self.format.thinking_end is None or self.thinking is None:
             return self.format.thinking_end is not None
         begins = self.thinking.is_open or self.thinking.start_id is not None
@@ -54,7 +55,7 @@ class OutputOptions:
 
     @property
     def shown_tokens(self) -> frozenset[str]:
-        """Special tokens that must be a part of the text, because they delimit parts of it."""
+        """Returns the special tokens that must be part of the text, because they delimit parts of it."""
         thinking = (delimiter for pair in self.format.thinking for delimiter in pair)
         return frozenset(
             thinking if self.tools is None and not self.format.is_harmony else self.format.delimiters
@@ -73,21 +74,21 @@ class ChoiceOutput:
         self._call_id_length = options.format.call_id_length
         self._draws = options.draws
         self.num_calls = 0
-        self.num_malformed = 0  # beginnings of calls that are content
+        self.num_malformed = 0  # openers of calls that became content
 
     @property
     def may_complete(self) -> bool:
-        """The choice ends with a part of its text."""
+        """Returns whether the choice may end with a part of its text."""
         return self._is_single_call or self._stops.is_used
 
     @property
     def is_complete(self) -> bool:
-        """No text may follow."""
+        """Returns whether no more text may follow."""
         return self.stop is not None or (self._is_single_call and self.num_calls > 0)
 
     @property
     def stop(self) -> str | int | None:
-        """The stop string, or the id of the stop token, that has ended the content."""
+        """Returns the stop string, or the id of the stop token, that has ended the content."""
         return self._stops.stop
 
     def feed(self, text: str) -> tuple[Part, ...]:
@@ -95,7 +96,8 @@ class ChoiceOutput:
         return self._parts(self._stops.take(self._parser.feed(text))) if text and not self.is_complete else ()
 
     def feed_token(self, token_id: int, text: str, start: int) -> tuple[Part, ...]:
-        """As `feed`; text: what comes with the token. start: of the token's own text."""
+        """Feeds the text of one token. text: everything that becomes certain with the token. start: the
+        index of the token's own text."""
         return () if self.is_complete else self._parts(self._stops.feed(token_id, text, start, self._parser))
 
     def finish(self, *, is_cut: bool = False) -> tuple[Part, ...]:
@@ -122,7 +124,7 @@ class ChoiceOutput:
 
 
 class ReasoningCounter:
-    """Counts the tokens of a choice's reasoning, its delimiters left out. Mutable: owned by its choice."""
+    """Counts the tokens of a choice's reasoning without its delimiters. Mutable: owned by its choice."""
 
     def __init__(self, thinking: Thinking | None) -> None:
         self._end_ids = [] if thinking is None else thinking.end_ids
@@ -132,8 +134,8 @@ class ReasoningCounter:
         self._last_ids: list[int] = []
 
     def count(self, token_ids: Sequence[int]) -> int:
-        """Returns how many more tokens of the output are reasoning; negative where earlier ones turn out to
-        be a part of the closing delimiter."""
+        """Returns how many more tokens of the output are reasoning; negative if earlier ones turn out to
+        belong to the closing delimiter."""
         if not (self._is_open or self._is_first):
             return 0
         return sum(self._take(token_id) for token_id in token_ids)
@@ -151,12 +153,12 @@ class ReasoningCounter:
 
 
 def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts with those of one kind put together that follow each other in the output without a gap."""
+    """Returns the parts, with neighbours of one kind joined if no text of the output lies between them."""
     return _joined(parts, lambda last, part: part.start == last.start + len(last.text))
 
 
 def without_gaps(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts with neighbours of one kind put together, whatever the output has between them."""
+    """Returns the parts, with neighbours of one kind joined whatever the output has between them."""
     return _joined(parts, lambda last, part: True)
 
 

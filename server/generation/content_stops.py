@@ -1,4 +1,4 @@
-"""Where the content of an answer ends: at the first stop string or stop token in it. Reasoning and calls are
+"""Finds the end of an answer's content: the first stop string or stop token in it. Reasoning and calls are
 not searched."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from headway.server.text.stop_strings import Match, SilentMatcher, StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class StopOptions:
-    """What ends a content. token_ids: those of the request; the model's own end the whole output, in the
-    engine.
+    """The stops of a content. token_ids: those of the request; the engine handles the model's own, which end
+    the whole output.
 
-    min_tokens: nothing that one of so many first tokens completes is a stop. shows_stop: the stop is a part
-    of the content.
-    silent_text: what a special token that is not shown would show; empty for other tokens.
+    min_tokens: a stop that is complete within this many first tokens does not count. shows_stop: the stop is
+    part of the content. silent_text: returns the text that a hidden special token would show; empty for other
+    tokens.
     """
 
     strings: Sequence[str] = ()
@@ -26,12 +26,12 @@ class StopOptions:
     min_tokens: int = 0
     shows_stop: bool = False
     silent_text: Callable[[int], str] = lambda token_id: ""
-    watched: Sequence[str] = ()  # of the strings: those that have the text of such a token in them
+    watched: Sequence[str] = ()  # the strings that contain the text of a hidden special token
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """end, start: in characters of the content."""
+    """A stop in the content. end, start: in characters of the content."""
 
     end: int
     start: int
@@ -42,8 +42,8 @@ class ContentStops:
     """Ends the pieces of one output at the first stop in their content. Mutable: owned by the choice's
     output.
 
-    What is searched is the content as a whole, whatever stands between its pieces. Pieces wait, in their
-    order, while a stop string could begin before them. stop: the string or the id that was found.
+    The content is searched as a whole, whatever comes between its pieces. Pieces are held back, in order,
+    while a stop string could begin before them. stop: the string or the id that was found.
     """
 
     def __init__(self, options: StopOptions, *, is_single_call: bool = False) -> None:
@@ -56,7 +56,8 @@ class ContentStops:
         self._num_fed = 0  # characters of the output
         self._ripe_start: int | None = None  # None: no token may complete a stop yet
         self._ripe = 0
-        # (start, end, id) of stop tokens in the output that are not judged yet.
+        # (start, end, id) of stop tokens in the output of which it is not known yet if they are in the
+        # content.
         self._tokens: list[tuple[int, int, int]] = []
         self._waiting: deque[Piece] = deque()
         self._num_taken = self._num_released = 0  # characters of the content
@@ -67,8 +68,8 @@ class ContentStops:
         return bool(self._options.strings or self._options.token_ids)
 
     def feed(self, token_id: int, text: str, start: int, parser: OutputParser) -> list[Piece]:
-        """Gives the text of the next token to the parser, and returns what is certain then. start: of the
-        token's own text."""
+        """Passes the text of the next token to the parser, and returns the pieces that are certain then.
+        start: the index of the token's own text."""
         self._num_tokens += 1
         if self._num_tokens == self._options.min_tokens + 1:
             self._ripe_start = self._num_fed
@@ -89,7 +90,7 @@ class ContentStops:
         return pieces if match is None else [*pieces, *self._ended(parser.finish(), match)]
 
     def take(self, pieces: Iterable[Piece], *, is_last: bool = False) -> list[Piece]:
-        """Returns what is certain now; of what comes behind a stop, nothing."""
+        """Returns the pieces that are certain now; nothing after a stop."""
         end: int | None = None
         for piece in pieces:
             if self.stop is not None and (end is None or end <= self._num_taken):
@@ -117,7 +118,8 @@ class ContentStops:
     def _ended(
         self, pieces: Iterable[Piece], match: Match | None, token_id: int | None = None
     ) -> list[Piece]:
-        """Returns the last pieces, which a silent token ended, unless there is a stop in them."""
+        """Returns the last pieces before the hidden token that ended the content, unless a stop comes
+        earlier in them."""
         released = self.take(pieces)
         if self.stop is None:
             self.stop = token_id if match is None else match.stop
@@ -145,7 +147,7 @@ class ContentStops:
         return min(found, key=lambda one: (one.end, one.start), default=None)
 
     def _released(self, position: int | None) -> list[Piece]:
-        """Takes out the pieces before a place of the content, or all."""
+        """Returns and removes the pieces before a position of the content, or all."""
         released = list[Piece]()
         while self._waiting:
             piece = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Builds the engine's requests, one per choice, from the body's fields and the model's defaults."""
+"""Builds the engine's requests, one for each choice, from the body's fields and the model's defaults."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ MAX_CHOICES = 512  # prompts x candidates of one request
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The options that completions and chat express in different fields.
+    """The options that completions and chats express in different fields.
 
     num_candidates: choices generated for each prompt. limit_name: the field that max_tokens came in.
-    default_max_tokens: None for what the context leaves. fits_context: a max_tokens beyond that is cut to it,
-    not refused. num_logprobs: most probable tokens returned at each position in addition to the token's own;
-    None for none. owner: as Keys.owner tells it; goes before the client's own salt, which therefore cannot
-    name another's prefixes. bad_words: their ids, from encode_bad_words. prediction: the ids of what is
-    predicted. grammar: from grammar_of; the same for all choices. end_token_ids, end_strings: that end the
-    text in addition to the model's own. output: how the texts are split into parts; None for text alone.
-    thinking_budget: where reasoning is closed. relaxed_thinking: where reasoning may be LOSSY. continuation:
-    where seeds and ids of calls are drawn.
+    default_max_tokens: None for as many as the context has room for. fits_context: a larger max_tokens is
+    reduced to this room, not refused. num_logprobs: the number of most probable tokens at each position in
+    addition to the token itself; None for none. owner: see Keys.owner; it precedes the client's own salt,
+    which therefore cannot name another's prefixes. bad_words: their token ids, from encode_bad_words.
+    prediction: the token ids of the predicted output. grammar: from grammar_of; the same for all choices.
+    end_token_ids, end_strings: these end the text in addition to the model's own. output: how the texts are
+    split into parts; None for text alone. thinking_budget: where reasoning is closed. relaxed_thinking: where
+    reasoning may be LOSSY. continuation: the generator of seeds and call ids.
     """
 
     num_candidates: int = 1
@@ -74,7 +74,8 @@ def choice_requests(
     tokenizer: Tokenizer,
     info: EngineInfo,
 ) -> list[ChoiceRequest]:
-    """prompts x candidates entries, in the order of OpenAI's index: all of the first prompt first."""
+    """Returns prompts x candidates requests, in the order of OpenAI's index: all candidates of the first
+    prompt first."""
     num_candidates = wanted.num_candidates
     num_choices = len(prompts) * num_candidates
     if num_choices > MAX_CHOICES:
@@ -124,7 +125,7 @@ def _seeds(seed: int | None, count: int, draws: Random) -> list[int]:
 
 
 def _output(wanted: RequestOptions, choice: int) -> OutputOptions | None:
-    """Choices draw apart: which of them is ahead is chance."""
+    """Returns the options of one choice, which has draws of its own: which choice is ahead is chance."""
     if wanted.output is None:
         return None
     return replace(wanted.output, draws=wanted.continuation.draws(f"calls {choice}"))
@@ -133,7 +134,7 @@ def _output(wanted: RequestOptions, choice: int) -> OutputOptions | None:
 def _max_tokens(
     fields: GenerationFields, wanted: RequestOptions, num_prompt_tokens: int, max_model_len: int
 ) -> int:
-    """Returns at least 1: the engine always generates, for a request of 0 tokens unseen."""
+    """Returns at least 1: the engine always generates, a hidden token if 0 were requested."""
     if wanted.max_tokens is not None and not wanted.fits_context:
         check_length(wanted.limit_name, num_prompt_tokens, wanted.max_tokens, max_model_len)
     room = max_model_len - num_prompt_tokens
@@ -187,13 +188,12 @@ def _or(value: Number | None, default: Number) -> Number:
 
 
 async def encode_prediction(text: str | None, tokenizer: Tokenizer) -> list[int] | None:
-    """Encodes what the answer is predicted to be; None where nothing is."""
+    """Returns the token ids of the predicted answer; None without a prediction."""
     return None if text is None else await tokenizer.pool.run([text], lambda: tokenizer.encode_plain(text))
 
 
 async def encode_bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[list[int]]:
-    """Encodes each word as it is and after a space: tokenizers spell a word in the middle of a text in
-    another way."""
+    """Encodes each word as it is and after a space: tokenizers spell words within a text differently."""
     texts = [text for word in fields.bad_words or () for text in (word, f" {word.lstrip()}")]
     spellings = await tokenizer.pool.run(texts, lambda: [tokenizer.encode_plain(text) for text in texts])
     distinct = [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]

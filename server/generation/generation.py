@@ -1,7 +1,7 @@
-"""Prompts to text: one group of requests from submission to the last delta, and what was observed on the way.
+"""Prompts to text: one group of requests from submission to the last delta, with its observations.
 
-Knows no HTTP: `cli complete` uses it as the API does. Events become deltas as they come, whether or not
-anybody reads those: a slow reader changes neither when a stop string ends a choice nor what is observed.
+It knows no HTTP: `cli complete` uses it as the API does. Events become deltas as they arrive, whether or not
+anybody reads them: a slow reader changes neither when a stop string ends a choice nor what is observed.
 Leaving the loop over the deltas, in whatever way, aborts what still runs.
 """
 
@@ -40,9 +40,8 @@ from headway.server.text.detokenizer import Vocabulary
 class Counts:
     """Token counts over all choices. The lists are by position in the window.
 
-    estimated_speedup: how many times as long the rounds would have taken without drafts; None where nothing
-    is known of that. prediction: the predicted tokens that were accepted and rejected so far; None where
-    nothing was predicted.
+    estimated_speedup: estimated time of the rounds without drafts over their time; None if nothing is known
+    of it. prediction: the predicted tokens that were accepted and rejected so far; None without a prediction.
     """
 
     num_completion_tokens: int
@@ -59,7 +58,8 @@ MAX_JOINED_CHARACTERS = 4096
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of choice j of a prompt: 64 bits of sha256, so that neighbours have nothing in common."""
+    """Returns the seed of choice j of a prompt: 64 bits of sha256, so that neighbours have nothing in
+    common."""
     text = (seed % 2**64).to_bytes(8, "little") + choice.to_bytes(8, "little")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
@@ -67,11 +67,11 @@ def choice_seed(seed: int, choice: int) -> int:
 class DeltaQueue:
     """Deltas that wait for their reader, in order. Mutable: filled by a generation, read by one task.
 
-    A slow reader finds pieces of one choice put together, so that it catches up with few writes.
+    For a slow reader, pieces of one choice are joined, so that it catches up with few writes.
     """
 
     def __init__(self, *, joins: bool = True) -> None:
-        """joins: False where a stream tells what each piece was made of."""
+        """joins: False if the stream carries a journal."""
         self._joins = joins
         self._deltas: deque[Delta] = deque()
         self._error: Exception | None = None
@@ -91,7 +91,7 @@ class DeltaQueue:
         self._has_news.set()
 
     async def take(self) -> Delta:
-        """The next; raises what the group failed with once those before it are read."""
+        """Returns the next delta. Raises the group's error once all deltas before it are read."""
         if not self._deltas:
             if self._error is None:
                 self._has_news.clear()
@@ -102,7 +102,7 @@ class DeltaQueue:
 
 
 class Generation:
-    """All choices of one API request, and the receiver of their events. Mutable; `deltas` is run through
+    """All choices of one API request, and the receiver of their events. Mutable; `deltas` is iterated
     once."""
 
     def __init__(
@@ -115,8 +115,8 @@ class Generation:
         label: str = "",
         continuation: Continuation | None = None,
     ) -> None:
-        """label: the name of the API request in the engine's logs; empty: it has none. continuation: what it
-        begins with, and whether it keeps a journal; None where it is new."""
+        """label: the name of the API request in the engine's logs; empty if it has none. continuation: its
+        beginning, and whether it keeps a journal; None for a new answer."""
         self._label = label
         self._told = () if continuation is None else continuation.told
         is_told = continuation is not None and continuation.keeps_journal
@@ -128,11 +128,11 @@ class Generation:
         self.arrival_seconds = time.monotonic()
         self._queue = DeltaQueue(joins=self.journal is None)
         self._choices_by_id: dict[int, Choice] = {}
-        self.error: HeadwayError | None = None  # what ended it before its time
-        self.queue_seconds: float | None = None  # of the choice that was admitted last
+        self.error: HeadwayError | None = None  # the error that ended it early
+        self.queue_seconds: float | None = None  # the waiting time of the choice that was admitted last
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
+        """Yields the deltas. Close it (contextlib.aclosing) when leaving early: that aborts the requests."""
         ids = [self._engine.new_request_id() for _ in self._requests]
         self._choices_by_id = dict(zip(ids, self._choices, strict=True))
         outputs = self._retell()
@@ -158,8 +158,8 @@ class Generation:
             self._engine.abort(self._choices_by_id)
 
     def _retell(self) -> dict[int, list[int]]:
-        """Brings the choices to where another server had left them. Returns the tokens of each that has
-        any."""
+        """Brings the choices to the state in which another server left them. Returns the tokens of each
+        choice that has any."""
         outputs: dict[int, list[int]] = {}
         for event in self._told:
             outputs.setdefault(event.request_id, []).extend(event.token_ids)
@@ -167,10 +167,10 @@ class Generation:
         return outputs
 
     def put(self, event: TokenEvent) -> None:
-        """Takes an event of one of the choices; a fault in it fails this generation alone."""
+        """Takes an event of one of the choices; an error in it fails this generation alone."""
         choice = self._choices_by_id[event.request_id]
         if not choice.is_open:
-            return  # it was in flight when a stop string ended the choice
+            return  # the event was in flight when a stop string ended the choice
         try:
             self._take(event, choice)
         except Exception as error:  # noqa: BLE001  # raised again where the deltas are read
@@ -196,7 +196,7 @@ class Generation:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of the choices that have no token yet."""
+        """Returns the prompt tokens of the choices that have no token yet."""
         pairs = zip(self._requests, self._choices, strict=True)
         return sum(len(request.prompt_token_ids) for request, choice in pairs if choice.is_waiting)
 
@@ -206,7 +206,8 @@ class Generation:
         return self._choices[index].prompt_logprobs
 
     def counts(self) -> Counts:
-        """Counts over all received events; the deltas' reader may not have consumed all of them yet."""
+        """Returns the counts over all received events, some of which the reader of the deltas may not have
+        reached yet."""
         return Counts(
             num_completion_tokens=sum(choice.num_tokens for choice in self._choices),
             num_accepted=sum(sum(choice.accepted_per_position) for choice in self._choices),
@@ -230,8 +231,9 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that came from the prefix cache, each prompt counted once: of its choices, the later
-        may find what the first computed, so the fewest that one of them found."""
+        """Returns the prompt tokens that came from the prefix cache, each prompt counted once. Later
+        choices of a prompt may find what the first one computed, so that the smallest number of its
+        choices counts."""
         fewest: dict[int, int] = {}
         for request, choice in zip(self._requests, self._choices, strict=True):
             if choice.num_cached is not None:
@@ -241,7 +243,7 @@ class Generation:
 
     @property
     def outcomes(self) -> list[str]:
-        """Returns for each choice its finish_reason, or what ended it instead: error, or abort by client or
+        """Returns the finish_reason of each choice, or what ended it instead: error, or abort by client or
         operator."""
         unfinished = FinishReason.ABORT if self.error is None else FinishReason.ERROR
         return [choice.finish_reason or unfinished.value for choice in self._choices]
@@ -259,7 +261,7 @@ class Generation:
         return max(times) - self.arrival_seconds if times else None
 
     def _observe(self, event: TokenEvent, choice: Choice, previous_seconds: float) -> None:
-        """previous_seconds: of the choice's tokens before this event; 0 if there were none."""
+        """previous_seconds: the time of the choice's tokens before this event; 0 if there were none."""
         if event.queue_seconds is not None:
             self.queue_seconds = choice.queue_seconds = event.queue_seconds
         if self._metrics is None:

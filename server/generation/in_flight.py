@@ -1,4 +1,4 @@
-"""The generations in flight: found by id to be aborted, and counted for /load."""
+"""The generations in flight, found by id for an abort, and counted for /load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.server.generation.generation import Generation
 
 
 class InFlight:
-    """Mutable: its entries are made and removed by the answers."""
+    """Mutable: the answers add and remove its entries."""
 
     def __init__(self) -> None:
         self._generations: dict[Generation, tuple[str, ...]] = {}
@@ -30,11 +30,11 @@ class InFlight:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of choices that have no token yet."""
+        """Returns the prompt tokens of choices that have no token yet."""
         return sum(generation.num_waiting_tokens for generation in self._generations)
 
     def abort(self, name: str) -> int:
-        """Ends the generations of that name; their clients are told. Returns how many there were."""
+        """Ends the generations of that name with an error for their clients. Returns their number."""
         found = [generation for generation, names in self._generations.items() if name in names]
         for generation in found:
             generation.fail(ApiError("the request was aborted by the operator", status=410, code="aborted"))

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them: flat lists for completions, an object a token for chat."""
+"""Log-probabilities as OpenAI writes them: flat lists for completions, one object a token for chats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.server.text.tokenizer import Tokenizer
 def completion_logprobs(
     tokens: Sequence[TokenInfo], vocabulary: Vocabulary, *, offset: int = 0
 ) -> CompletionLogprobs:
-    """offset: characters of the choice's text before the text that the tokens belong to."""
+    """offset: the number of characters of the choice's text before the text of these tokens."""
     return CompletionLogprobs(
         tokens=[token_name(token.token_id, vocabulary) for token in tokens],
         token_logprobs=[token.logprob for token in tokens],
@@ -27,7 +27,7 @@ def completion_logprobs(
 
 
 def token_name(token_id: int, vocabulary: Vocabulary) -> str:
-    """Its text; a piece of a character is `bytes:` and its bytes, as OpenAI writes it."""
+    """Returns the token's text; for a part of a character `bytes:` and its bytes, as OpenAI writes it."""
     content = vocabulary.token_bytes(token_id)
     try:
         return content.decode()
@@ -36,7 +36,8 @@ def token_name(token_id: int, vocabulary: Vocabulary) -> str:
 
 
 def _top(token: TokenInfo, vocabulary: Vocabulary) -> dict[str, float] | None:
-    """The token itself is always among them, as in OpenAI's API. Of two with one name the better stays."""
+    """Returns the top tokens by name. The token itself is always among them, as in OpenAI's API. Of two
+    tokens with one name the better one stays."""
     if token.logprob is None:
         return None
     named = {token_name(token.token_id, vocabulary): token.logprob}
@@ -61,10 +62,8 @@ def _top_logprob(token_id: int, logprob: float, vocabulary: Vocabulary) -> TopLo
 
 
 class PartLogprobs:
-    """Finds the tokens of the parts of a text. Mutable: fed with deltas, then asked for their parts in order.
-
-    A token that begins within a part is the part's.
-    """
+    """Finds the tokens of the parts of a text. Mutable: fed with deltas, then asked for their parts in
+    order. A token belongs to the part in which it begins."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -84,7 +83,7 @@ class PartLogprobs:
 def prompt_tokens(
     prompt: EncodedPrompt, logprobs: TokenLogprobs | None, tokenizer: Tokenizer
 ) -> list[TokenInfo]:
-    """The tokens of an echoed prompt; the first has no log-probability, there is nothing before it."""
+    """Returns the tokens of an echoed prompt. The first has no log-probability, since nothing precedes it."""
     starts = _starts(prompt, tokenizer)
     if logprobs is None:
         return [TokenInfo(i, start) for i, start in zip(prompt.token_ids, starts, strict=True)]
@@ -101,8 +100,7 @@ def prompt_tokens(
 
 
 def _starts(prompt: EncodedPrompt, tokenizer: Tokenizer) -> list[int]:
-    """Returns where each token's text begins in the echo: in the client's text, or in what the ids are
-    decoded to."""
+    """Returns where each token's text begins in the echo: in the client's text, or in the decoded ids."""
     if prompt.starts:
         return prompt.starts
     detokenizer = Detokenizer(tokenizer.vocabulary)

@@ -1,4 +1,4 @@
-"""How much of a predicted output the output is, as `usage` tells it."""
+"""Measures how much of a predicted output the output uses, for `usage`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-# Tokens by which the place is found again after the output has left the prediction, the most telling first.
+# The numbers of last tokens by which the position is found again after the output has left the prediction,
+# the most specific first.
 _SIZES = (16, 8, 4, 2, 1)
 
 
 class PredictionUse:
     """Follows an output through its prediction, whatever was drafted.
 
-    A predicted token is accepted if the output has it where it is expected: after the predicted token that
-    came before, at first at the beginning. Elsewhere the place is looked for by the last tokens; of several
-    places the nearest to that in the output. Mutable: takes the output's tokens in their order.
+    A predicted token is accepted if the output has it where it is expected: after the preceding predicted
+    token, and first at the beginning. Otherwise the position is searched by the last tokens; of several
+    matches the one nearest to the position in the output counts. Mutable: takes the output's tokens in order.
     """
 
     def __init__(self, predicted: Sequence[int]) -> None:
         self._predicted = predicted
         self._is_accepted = bytearray(len(predicted))
         self._output: list[int] = []
-        self._next = 0  # the place of the token that is expected; behind the prediction: none
+        self._next = 0  # the index of the expected token; at the end of the prediction none is expected
         self._ends: dict[tuple[int, ...], list[int]] | None = None
         self.num_accepted = 0
         self.num_rejected = 0
 
     def take(self, token_ids: Iterable[int]) -> int:
-        """Returns how many predicted tokens these accept."""
+        """Returns how many predicted tokens these tokens accept."""
         before = self.num_accepted
         for token_id in token_ids:
             self._output.append(token_id)
@@ -46,7 +47,7 @@ class PredictionUse:
         return self.num_rejected
 
     def _place_after(self) -> int:
-        """Returns the place after the last tokens; that behind the prediction if they are not in it."""
+        """Returns the index after the last tokens in the prediction; its length if they are not in it."""
         if self._ends is None:
             self._ends = _ends(self._predicted)
         reached = len(self._output) - 1
@@ -59,7 +60,7 @@ class PredictionUse:
 
 
 def _ends(tokens: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
-    """Returns where each run of tokens ends, in order."""
+    """Returns the indices at which each run of tokens ends, in order."""
     found: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for size in _SIZES:
         for end in range(size, len(tokens) + 1):

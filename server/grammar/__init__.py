@@ -1,1 +1,1 @@
-"""What clients demand of the form of a text, as grammars that the engine enforces."""
+"""Clients' demands on the form of a text, as grammars that the engine enforces."""

@@ -1,4 +1,4 @@
-"""What the API process and the process that checks grammars tell each other, as MessagePack."""
+"""The messages between the API process and the process that checks grammars, as MessagePack."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "choice", "lar
 
 
 class TextForm(msgspec.Struct, frozen=True):
-    """What a text may be, as the client wrote it.
+    """The form of a text, as the client wrote it.
 
     value: a JSON schema as JSON, a regular expression, a JSON list of texts, or a Lark grammar; empty for
-    json_object; that of tools is a ToolCalls as JSON. param: the field that it came in. strict: a keyword of
-    a schema that cannot be enforced is refused; else it is left out and told. Each tool says that for itself.
+    json_object; for tools a ToolCalls as JSON. param: the field that it came in. strict: a keyword of a
+    schema that cannot be enforced is refused, instead of left out and reported. Each tool has its own
+    `strict`.
     """
 
     kind: Kind
@@ -27,11 +28,11 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class ToolCalls(msgspec.Struct, frozen=True):
-    """What an answer may call.
+    """The calls that an answer may have.
 
-    output_format: the name of one of FORMATS. tools: those that may be called, in OpenAI's form, by their
-    place in the request. required: only calls; else text, which is of the form `text` where there is one, may
-    stand in their place. parallel: one or more; else one.
+    output_format: the name of one of FORMATS. tools: the callable tools in OpenAI's form, with their indices
+    in the request. required: only calls; otherwise text, of the form `text` if there is one, may take their
+    place. parallel: one call or more; otherwise one.
     """
 
     output_format: str
@@ -42,7 +43,7 @@ class ToolCalls(msgspec.Struct, frozen=True):
 
 
 class TargetVocabulary(msgspec.Struct, frozen=True):
-    """What grammars are checked for; the first frame. vocab_size: the width of the logits."""
+    """The vocabulary for which grammars are checked; the first frame. vocab_size: the width of the logits."""
 
     table: TokenTable
     vocab_size: int
@@ -50,8 +51,8 @@ class TargetVocabulary(msgspec.Struct, frozen=True):
 
 class Checked(msgspec.Struct, frozen=True):
     """The answer to a form; either source or error is set. source: see `Grammar`. error: why it cannot be
-    enforced. param: the field at fault, where it is another than the form's. dropped: paths of keywords of
-    schemas that are not enforced."""
+    enforced. param: the field at fault, if it is not the form's. dropped: paths of schema keywords that
+    are not enforced."""
 
     source: str | None = None
     error: str | None = None

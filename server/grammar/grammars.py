@@ -1,7 +1,7 @@
-"""Grammars of requests: checked before the engine sees them, in a process of their own (worker.py),
-so that a fault is a 400.
+"""Grammars of requests, checked in a process of their own (worker.py) before the engine sees them, so that a
+fault is a 400.
 
-The engine compiles a source that passed once more, with a matcher for each choice.
+The engine compiles a source that has passed once more, with a matcher for each choice.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from headway.server.protocol.parameters import GenerationFields
 __all__ = ["Grammars", "TextForm", "check_conflicts", "grammar_of", "no_grammars"]
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.grammar.worker")
-CHECK_SECONDS = 1.0  # of processor time
-QUICK_SECONDS = 0.05  # most forms take a few thousandths, for a large vocabulary, too
+CHECK_SECONDS = 1.0  # processor time of a check
+QUICK_SECONDS = 0.05  # most forms take a few milliseconds, for a large vocabulary, too
 LIMITS = "a second of processor time, 1 GiB of memory or 1 MiB of stack"  # of the worker
 MAX_CACHED = 512
 MAX_CACHED_CHARACTERS = 16 * 2**20
 
 
 class GrammarObserver(Protocol):
-    """What is told of grammars: outcome is compiled, cached or refused, seconds the processor time that the
-    check took; and the names of keywords that a request's schema has and its grammar has not."""
+    """Observes grammars. outcome: compiled, cached or refused; seconds: the processor time of the check.
+    keyword: a keyword of a request's schema that its grammar lacks."""
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None: ...
 
@@ -42,13 +42,13 @@ class GrammarObserver(Protocol):
 
 
 class Grammars:
-    """Mutable: owns the pool in which forms are checked, and what was found of them."""
+    """Mutable: owns the pool in which forms are checked, and the results."""
 
     def __init__(
         self, table: TokenTable | None, vocab_size: int, observer: GrammarObserver | None = None
     ) -> None:
-        """table: None for a model whose texts no token ends, which has no grammars. vocab_size: the width of
-        its logits."""
+        """table: None for a model without an end token, which supports no grammars. vocab_size: the width
+        of its logits."""
         self._target = None if table is None else TargetVocabulary(table, vocab_size)
         self._observer = observer
         purpose = Purpose(
@@ -59,13 +59,15 @@ class Grammars:
             hello=self._hello,
         )
         self._pool = WorkerPool(WORKER_COMMAND, purpose)
-        self._checking: dict[tuple[str, TextForm], asyncio.Event] = {}  # by client
+        self._checking: dict[
+            tuple[str, TextForm], asyncio.Event
+        ] = {}  # checks in progress by client and form
         self._cache = _Cache()
 
     async def compile(self, form: TextForm, ignored: list[str] | None = None) -> str:
         """Returns the form's source, which the engine can enforce. Raises a 400 with the form's field.
 
-        ignored: gets the paths of keywords that are not enforced.
+        ignored: receives the paths of keywords that are not enforced.
         """
         checked = await self._checked(form)
         for path in checked.dropped:
@@ -128,7 +130,7 @@ def _source_of(form: TextForm, checked: Checked) -> str:
 
 
 class _Cache:
-    """What was found of forms, the latest used last. Mutable: bounded in number and in characters."""
+    """The results of checks, the latest used last. Mutable: bounded in number and in characters."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[TextForm, Checked] = OrderedDict()
@@ -140,7 +142,7 @@ class _Cache:
         return self._found.get(form)
 
     def put(self, form: TextForm, checked: Checked) -> None:
-        """Two clients may have had the same form checked."""
+        """Stores a result, unless another client's check of the same form was faster."""
         if form in self._found:
             return
         self._found[form] = checked
@@ -154,17 +156,17 @@ def _num_characters(form: TextForm, checked: Checked) -> int:
 
 
 def no_grammars() -> Grammars:
-    """Returns those of a server without a model's vocabulary: every form is refused."""
+    """Returns the grammars of a server without a model's vocabulary: every form is refused."""
     return Grammars(None, 0)
 
 
 async def grammar_of(
     fields: GenerationFields, grammars: Grammars, info: EngineInfo, ignored: list[str]
 ) -> Grammar | None:
-    """Returns what the request's fields say about its text; None for any text. Raises a 400 that names the
-    field.
+    """Returns the grammar that the request's fields describe; None if any text is allowed. Raises a 400 that
+    names the field.
 
-    ignored: gets the paths of keywords that are not enforced.
+    ignored: receives the paths of keywords that are not enforced.
     """
     form = text_form(fields)
     if form is None:
@@ -174,7 +176,7 @@ async def grammar_of(
 
 
 def check_conflicts(fields: GenerationFields, param: str, info: EngineInfo) -> None:
-    """Refuses what cannot hold together with the field that brings a grammar, by the names of both."""
+    """Refuses fields that conflict with the field of a grammar, and names both."""
     others = {
         "min_tokens": bool(fields.min_tokens),
         "logit_bias": bool(fields.logit_bias),

@@ -1,5 +1,5 @@
-"""What a client says about a text, as the source of a grammar that the engine can enforce. Imports little,
-and no asyncio."""
+"""Turns a client's form of a text into the source of a grammar that the engine can enforce. It imports
+little, and no asyncio."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MAX_SHOWN_PLACES = 3
 Check = Callable[[str], None]
 Schema = dict[str, object]
 
-# What the library says of a schema that it enforces only in part: the keywords of which one is too much,
-# which to leave out first where nobody asked for strictness, and what to tell where somebody did.
+# The library's complaints about a schema that it can enforce only in part: a text in the complaint, the
+# keywords to leave out if the request is not strict, and the remedy in the error if it is.
 _LOSSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("oneOf", ("oneOf",), "its members are not told apart by types, constants or required properties; use anyOf, or give each member a constant of its own"),
     ("patternProperty", ("patternProperties",), "a name may match two of its patterns; write patterns of which no name matches two"),
@@ -37,8 +37,8 @@ _LOSSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("circular references", ("$ref",), "it leads back to itself beside other keywords; put these into the definition"),
 )  # fmt: skip
 _EMPTY = ("Unsatisfiable schema", "NoExtensionBias", "allows no text")
-# The parts of a Lark grammar that must be looked into; strings, regular expressions and comments are stepped
-# over.
+# Matches the parts of a Lark grammar that must be examined; strings, regular expressions and comments are
+# skipped.
 _LARK = re.compile(
     r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)(?=\{)'
     r"|\b(?P<option>stop|max_tokens|temperature)\s*="
@@ -46,7 +46,7 @@ _LARK = re.compile(
 
 
 def check_size(form: TextForm) -> None:
-    """Raises RequestError for a form that is too long to be looked at."""
+    """Raises RequestError for a form that is too long."""
     limit = MAX_SOURCE_CHARACTERS[form.kind]
     if len(form.value) > limit:
         message = f"{form.param} has {len(form.value)} characters of {form.kind}, the limit is {limit}"
@@ -61,9 +61,9 @@ def checked_source(
 ) -> str:
     """Returns the source of a form that compiles. Raises RequestError that names the field at fault.
 
-    check: from make_grammar_check. It may take long, or end the process, over a hostile form. special_ids:
-    the ids of special tokens by their names, in which calls are written. dropped: gets the paths of keywords
-    of schemas that are not enforced.
+    check: from make_grammar_check. It may take long, or end the process, for a hostile form. special_ids: the
+    ids of special tokens by name, in which calls are written. dropped: receives the paths of schema keywords
+    that are not enforced.
     """
     dropped = [] if dropped is None else dropped
     try:
@@ -105,8 +105,8 @@ def _form_schema(form: TextForm, check: Check, dropped: list[str]) -> Schema:
 
 
 def _checked_schema(schema: object, param: str, check: Check, dropped: list[str] | None) -> Schema:
-    """Returns the schema as it is enforced: without keywords that cannot be. dropped: gets their paths; None:
-    they are refused."""
+    """Returns the schema as it is enforced, without keywords that cannot be. dropped: receives their
+    paths; None refuses them."""
     without: set[str] = set()
     while True:
         left_out: list[str] | None = None if dropped is None else []
@@ -144,7 +144,7 @@ def _loss(reason: str, without: Collection[str]) -> tuple[str, ...] | None:
 
 
 def _checked_calls(form: TextForm, special_ids: Mapping[str, int], check: Check, dropped: list[str]) -> str:
-    """Returns the Lark grammar of calls, or of calls and what else the text may be."""
+    """Returns the Lark grammar of calls, or of calls and of the text that may take their place."""
     calls = msgspec.json.decode(form.value, type=ToolCalls)
     try:
         grammar = _calls_grammar(calls, special_ids, check, left_out := list[str](), is_suspicious=False)
@@ -152,7 +152,7 @@ def _checked_calls(form: TextForm, special_ids: Mapping[str, int], check: Check,
     except RequestError as error:
         if error.param is not None:
             raise
-        # The library names no tool: each schema is tried alone.
+        # The library does not name the tool at fault, so that each schema is tried alone.
         grammar = _calls_grammar(calls, special_ids, check, left_out := list[str](), is_suspicious=True)
         check(lark_source(grammar))
     dropped += left_out
@@ -173,7 +173,7 @@ def _calls_grammar(
                 if is_suspicious
                 else enforceable(schema, path, held)
             )
-            # How whitespace is written is a part of the format.
+            # The format itself defines the whitespace.
             function["parameters"] = {name: value for name, value in written.items() if name != "x-guidance"}
         tools.append((i, {**tool, "function": function}))
     grammar = tool_grammar_of(tools, calls, special_ids, dropped)
@@ -184,7 +184,7 @@ def _calls_grammar(
 
 
 def _expression(form: TextForm, check: Check) -> str:
-    """Returns a form that has passed as an expression of Lark."""
+    """Returns a checked form as an expression of Lark."""
     if form.kind == "regex":
         return f"/{slashes(ascii_classes(form.value))}/"
     if form.kind == "choice":
@@ -193,7 +193,7 @@ def _expression(form: TextForm, check: Check) -> str:
 
 
 def _parsed(text: str, param: str) -> object:
-    """Returns the value of JSON text, whose order of properties is kept."""
+    """Returns the value of JSON text, with the order of properties preserved."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
@@ -203,7 +203,7 @@ def _parsed(text: str, param: str) -> object:
 
 
 def _checked_lark(grammar: str, param: str) -> str:
-    """Returns the grammar with its JSON schemas as they can be enforced. Raises RequestError for options that
+    """Returns the grammar with its JSON schemas as they are enforced. Raises RequestError for options that
     the engine lacks."""
     parts: list[str] = []
     at = 0
@@ -220,7 +220,7 @@ def _checked_lark(grammar: str, param: str) -> str:
 
 
 def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
-    """Returns the JSON schema that begins there as it can be enforced, and where it ends."""
+    """Returns the JSON schema at this index as it is enforced, and its end."""
     try:
         schema, end = json.JSONDecoder().raw_decode(grammar, at)
     except (ValueError, RecursionError) as error:
@@ -230,8 +230,8 @@ def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
 
 
 def _refusal(form: TextForm, message: str) -> RequestError:
-    """The library's reason for a form that the client wrote in the library's words; our own for tools, which
-    are written here."""
+    """Returns the error for a form that the client wrote, with the library's reason. The grammar of tools
+    is written here, so that the library's reason would not help."""
     if form.kind == "tools":
         text = f"{form.param}: these tools together are too large or too intricate to be enforced; send fewer, or simpler parameters"
         return RequestError(text, param=form.param, code="invalid_grammar")
@@ -244,7 +244,8 @@ def _refusal(form: TextForm, message: str) -> RequestError:
 
 
 def _schema_refusal(schema: object, param: str, reason: str) -> RequestError:
-    """Refuses a schema by the keyword that the library is about, its places, and what to do instead."""
+    """Returns the error for a schema: the keyword of the library's complaint, its places, and what to do
+    instead."""
     names, why = next(((names, why) for part, names, why in _LOSSES if part in reason), ((), ""))
     places = {name: keyword_places(schema, name) for name in names}
     told = next(((name, found) for name, found in places.items() if found), None)

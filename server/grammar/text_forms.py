@@ -1,4 +1,4 @@
-"""Reads the form that the text of an answer must have, out of the fields that completions and chats share."""
+"""Reads the form of an answer's text from the fields that completions and chats share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
 def text_form(fields: GenerationFields) -> TextForm | None:
-    """Returns the form that the text must have; None for any text. Raises ApiError for two forms, and for
-    ill-formed ones. One form by several names is one."""
+    """Returns the form of the text; None if any text is allowed. Raises ApiError for two forms, and for
+    ill-formed ones. One form under several names counts once."""
     forms = [*{(form.kind, form.value): form for form in reversed([*_forms(fields)])}.values()][::-1]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
@@ -109,11 +109,11 @@ def _of_response_format(wanted: ResponseFormat, where: str) -> Iterator[TextForm
 
 
 def _schemas(wanted: ResponseFormat, where: str) -> dict[str, JsonSchema | str]:
-    """Returns by its path each schema of the format: clients have it in three places."""
+    """Returns the schemas of the format by path: clients put them in three places."""
     value = wanted.value
     held_there = value.get("schema") if isinstance(value, dict) and wanted.type == "json_schema" else None
     if isinstance(held_there, dict):
-        value = held_there  # TGI's, which holds what OpenAI's json_schema does
+        value = held_there  # TGI's form, which has the fields of OpenAI's json_schema
     held = None if wanted.json_schema is None else wanted.json_schema.schema
     found = {f"{where}.json_schema.schema": held, f"{where}.schema": wanted.schema, f"{where}.value": value}
     return {path: schema for path, schema in found.items() if schema is not None}
@@ -139,7 +139,7 @@ def _check_name(wanted: ResponseFormat, where: str) -> None:
 def _of_schema(
     value: JsonSchema | str | None, param: str, *, passes_empty: bool = True, strict: bool = False
 ) -> Iterator[TextForm]:
-    """passes_empty: an empty schema is no form, as where other servers have it as their default."""
+    """passes_empty: an empty schema is no form, since it is the default of other servers."""
     if value is None or (passes_empty and value in ({}, "")):
         return
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()

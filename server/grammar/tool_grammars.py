@@ -1,5 +1,5 @@
-"""The grammar of calls in the model's own form; what that form cannot enforce of a tool that is not strict is
-left out and told."""
+"""The grammar of calls in the model's own format. If a tool is not strict, what the format cannot enforce
+is left out and reported."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def tool_grammar_of(
     special_ids: Mapping[str, int],
     dropped: list[str],
 ) -> str:
-    """Returns the Lark grammar. tools: as they are enforced, with their places in the request. dropped: gets
-    paths of keywords.
+    """Returns the Lark grammar. tools: as they are enforced, with their indices in the request. dropped:
+    receives the paths of keywords.
 
-    Raises RequestError for what a strict tool says and the form cannot enforce.
+    Raises RequestError for keywords of a strict tool that the format cannot enforce.
     """
     output_format = find_format(None, name=calls.output_format)
 
@@ -39,7 +39,7 @@ def tool_grammar_of(
 
 
 def _writable(i: int, tool: Schema, grammar: Callable[[list[Schema]], str], dropped: list[str]) -> Schema:
-    """Returns a tool whose grammar can be written, alone. i: its place in the request."""
+    """Returns a tool whose grammar can be written. i: its index in the request."""
     path = f"tools[{i}].function.parameters"
     while True:
         try:
@@ -55,8 +55,7 @@ def _writable(i: int, tool: Schema, grammar: Callable[[list[Schema]], str], drop
 
 
 def _simpler(schema: Schema, error: ParameterError) -> tuple[Schema, str]:
-    """Returns the schema of a tool's parameters without what cannot be enforced of it, and the place of
-    that."""
+    """Returns the schema of a tool's parameters without what cannot be enforced, and the path of that."""
     if error.key is None:
         return {name: value for name, value in schema.items() if name != error.keyword}, f".{error.keyword}"
     properties = {**(schema.get("properties") or {})}
@@ -72,7 +71,7 @@ def _simpler(schema: Schema, error: ParameterError) -> tuple[Schema, str]:
 
 
 def _without(schema: Any, keyword: str) -> Any:
-    """Returns the schema without a keyword, in members of its unions, too."""
+    """Returns the schema without a keyword, also in the members of its unions."""
     if isinstance(schema, list):
         return [_without(member, keyword) for member in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
 """The process that checks grammars: `python -P -m headway.server.grammar.worker`.
 
-Grammars come from clients, and some take the library minutes, gigabytes or more stack than there is. Here
-that ends a process that is replaced, and it takes nothing from the streams of the API process.
+Grammars come from clients, and some take the library minutes, gigabytes or more stack than there is. Such a
+grammar ends only this process, which is replaced, and does not delay the streams of the API process.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from headway.server.base import worker_process
 from headway.server.grammar.frames import Checked, TargetVocabulary, TextForm
 from headway.server.grammar.sources import checked_source
 
-# Less than the engine's threads have: what passes here does not run out of it there.
+# Less than the engine's threads have, so that a grammar which passes here does not exhaust the stack there.
 STACK_BYTES = 2**20
-MAX_DROPPED = 64  # paths that are told of one form
-NICENESS = 5  # streams go before
+MAX_DROPPED = 64  # reported paths of one form
+NICENESS = 5  # streams have priority
 
 
 def make(hello: bytes) -> worker_process.Answer:
-    """Returns what answers a form. hello: the vocabulary that grammars are checked for."""
+    """Returns the function that answers forms. hello: the vocabulary for which grammars are checked."""
     target = msgspec.msgpack.decode(hello, type=TargetVocabulary)
     check = make_grammar_check(target.table, target.vocab_size)
     special_ids = special_tokens(target.table)
     threading.stack_size(STACK_BYTES)
 
     def answer(payload: bytes) -> bytes:
-        """In a thread, whose stack is small."""
+        """Answers a form in a thread, whose stack is small."""
         form = msgspec.msgpack.decode(payload, type=TextForm)
         answers: list[Checked] = []
         thread = threading.Thread(target=lambda: answers.append(answer_to(form, special_ids, check)))
@@ -42,7 +42,7 @@ def make(hello: bytes) -> worker_process.Answer:
 
 
 def special_tokens(table: TokenTable) -> dict[str, int]:
-    """Returns the ids of special tokens, which no text of a grammar matches, by their names."""
+    """Returns the ids of special tokens by name, which no text of a grammar matches."""
     return {table.tokens[i].decode(errors="replace"): i for i in table.special_ids if table.tokens[i]}
 
 

@@ -1,1 +1,1 @@
-"""HTTP without the model: who may ask, how much and how long, and answers that come in pieces."""
+"""HTTP without the model: authorisation, limits on size and time, and streamed answers."""

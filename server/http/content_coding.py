@@ -1,4 +1,4 @@
-"""Bodies that clients send compressed: gzip and deflate (RFC 9110, 8.4.1), decoded while they arrive."""
+"""Decodes compressed bodies while they arrive: gzip and deflate (RFC 9110, 8.4.1)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from collections.abc import Sequence
 from headway.server.base.errors import ApiError
 
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's codes of the two formats
-# zlib copies what follows a member, so that a large number of small members in a large part would cost the
-# square of its size.
+# zlib copies the bytes after a member, so that many small members in a large part would cost the square of
+# its size.
 _SLICE_BYTES = 1024
 ACCEPTED = {"Accept-Encoding": "gzip, deflate, identity"}
 
 
 class Decoder:
-    """One body of one coding. Mutable: the reader of the body is its only writer."""
+    """Decodes one body. Mutable: the reader of the body is its only writer."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
         self._inflater = zlib.decompressobj(_WINDOW_BITS[coding])
 
     def decode(self, part: bytes, max_bytes: int) -> bytes:
-        """The next decoded bytes, max_bytes (1 or more) at most. Raises ApiError for what is not of the
-        coding.
+        """Returns the next decoded bytes, at most max_bytes (1 or more). Raises ApiError for invalid data.
 
         A result of max_bytes may leave some of the part unread; the caller then refuses the body.
         """
@@ -54,7 +53,8 @@ class Decoder:
 
 
 def decoder_for(headers: Sequence[str]) -> Decoder | None:
-    """headers: the values of Content-Encoding. None for a body that is sent as it is. Raises ApiError 415."""
+    """headers: the values of Content-Encoding. Returns None for a body that is not encoded. Raises
+    ApiError 415."""
     named = [coding.strip().lower() for value in headers for coding in value.split(",")]
     codings = [coding for coding in named if coding not in ("", "identity")]
     if not codings:

@@ -1,5 +1,5 @@
-"""Requests that a fleet's ingress has sent, maybe not for the first time: told by a header with the fleet's
-key, and by what goes before the body."""
+"""Requests that a fleet's ingress sends, perhaps to continue an answer. They are known by a header with
+the fleet's key, and begin with the events before the body."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _decode = msgspec.json.Decoder(list[list[TokenEvent]]).decode
 
 
 def header_of(key: str, name: str, created_unix: int, num_sent: int, num_bytes: int) -> str:
-    """num_bytes: of what goes before the body, JSON of the events by marks."""
+    """num_bytes: the length of the JSON before the body, which has the events by marks."""
     return f"{key} {name} {created_unix} {num_sent} {num_bytes}"
 
 
 class ContinuedRequests:
-    """Around all that reads a body. A header with another key is one like any other."""
+    """Middleware around everything that reads a body. A header with another key has no meaning."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
@@ -39,7 +39,7 @@ class ContinuedRequests:
         scope["state"]["continuation"] = Continuation(
             name, int(created_unix), told, int(num_sent), keeps_journal=True
         )
-        # The length that is announced is not the body's.
+        # The announced length includes the events before the body.
         headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
         messages = iter((rest,))
 
@@ -50,7 +50,7 @@ class ContinuedRequests:
 
 
 async def _split(receive: Receive, num_bytes: int) -> tuple[bytes, Message]:
-    """Returns so many bytes of the body, and a message with what came with them."""
+    """Returns this many bytes of the body, and a message with the bytes that arrived after them."""
     body = bytearray()
     message: Message = {"type": "http.request", "more_body": True}
     while len(body) < num_bytes and message["type"] == "http.request" and message.get("more_body"):

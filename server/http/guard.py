@@ -1,5 +1,5 @@
-"""Middleware that every request passes before its route: a request id, the limit on headers, the origins that
-may ask, the keys."""
+"""Middleware that every request passes before its route: request ids, the limit on headers, allowed
+origins, and keys."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ OPEN_PATHS = PAGE_PATHS | {
     "/",
     "/favicon.ico",
 }  # browsers, probes and scrapers have no keys
-READ_PATHS = PAGE_PATHS | {"/", "/favicon.ico"}  # pages of any origin may lead to them
+READ_PATHS = PAGE_PATHS | {"/", "/favicon.ico"}  # pages of any origin may link to these
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 
 class RequestIds:
-    """Each request has an id: the client's X-Request-Id if it is usable, else a drawn one. The answer tells
-    it."""
+    """Gives each request an id: the client's X-Request-Id if it is usable, else a drawn one. The answer
+    repeats it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class RequestIds:
 
 
 class HeadAsGet:
-    """A HEAD request is answered as GET would be, without the body."""
+    """Answers a HEAD request like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -77,7 +77,7 @@ class HeadAsGet:
 
 
 class Guard:
-    """Refuses what may not reach a route."""
+    """Refuses requests that must not reach a route."""
 
     def __init__(self, app: ASGIApp, keys: Keys, origins: AllowedOrigins) -> None:
         self._app = app

@@ -1,4 +1,5 @@
-"""Authorisation: API keys, and the admin key for what changes the server. Compared in constant time."""
+"""Authorisation by API keys, and by the admin key for what changes the server. Keys are compared in
+constant time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """api: any of them opens the API; none of them leaves it open. The admin key opens everything."""
+    """api: any of these keys opens the API; without any it is open. The admin key opens everything."""
 
     api: tuple[str, ...] = field(default=(), repr=False)
     admin: str | None = field(default=None, repr=False)
@@ -38,7 +39,7 @@ class Keys:
             raise _refusal("this needs the admin key; send it as `Authorization: Bearer KEY`")
 
     def check_priority(self, priority: int | None, authorization: str) -> None:
-        """Raises ApiError 403 if a request wants to go before all others without the admin key."""
+        """Raises ApiError 403 if a request without the admin key wants to precede all others."""
         has_key = self.admin is not None and _is_among(_token(authorization), [self.admin])
         if priority is not None and priority < 0 and not has_key:
             raise ApiError(
@@ -50,14 +51,14 @@ class Keys:
             )
 
     def owner(self, authorization: str) -> str:
-        """Returns whose prefixes of the cache a request shares: a hash of its key, of one length, or "" where
-        none is needed."""
+        """Returns the name under which a request's cached prefixes are shared: a hash of its key, of fixed
+        length, or "" if there are no keys."""
         return _hash(_token(authorization)).hex() if self.api else ""
 
 
 def credentials(headers: Headers) -> str:
-    """Returns the value of Authorization by which a request shows its key: the header's own, or what
-    Anthropic's clients say by x-api-key, where the former has no bearer token."""
+    """Returns the Authorization of a request: the header's value, or the x-api-key of Anthropic's clients
+    if the header has no bearer token."""
     given, key = headers.get("Authorization", ""), headers.get("x-api-key", "")
     return f"Bearer {key}" if key and not _token(given) else given
 
@@ -68,7 +69,7 @@ def _token(authorization: str) -> str:
 
 
 def _is_among(token: str, keys: Iterable[str]) -> bool:
-    """Looks at every key, whichever fits; hashes have one length whatever the key's."""
+    """Compares every key, whether or not one matches; hashes have one length whatever the key's."""
     found = [hmac.compare_digest(_hash(token), _hash(key)) for key in keys]
     return any(found)
 

@@ -1,8 +1,7 @@
-"""Judges whose web pages may use the server, by Host and Origin, which browsers set and pages cannot.
+"""Decides which web pages may use the server, by Host and Origin, which browsers set and pages cannot.
 
-A page of any site can send requests to an address of the machine on which it is shown. Where no key keeps it
-out, its Origin does; and a site whose name resolves to this machine (DNS rebinding) is told by the Host that
-it asks for.
+A page of any site can send requests to the machine on which it is shown. If no key keeps it out, its Origin
+does; a site whose name resolves to this machine (DNS rebinding) is detected by the Host that it asks for.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:@/\[\]]*)(?::(?P<port>[0-9]*))?
 class AllowedOrigins:
     """hosts: names, in lower case, that a request may ask for, with any port; None for any name.
 
-    origins: those of --cors-origin, whose pages may ask as the server's own may; `*` for all. checks_origin:
-    whether the pages of other origins are refused.
+    origins: those of --cors-origin, whose pages have the same rights as the server's own; `*` for all.
+    checks_origin: whether the pages of other origins are refused.
     """
 
     hosts: frozenset[str] | None = None
@@ -32,7 +31,7 @@ class AllowedOrigins:
     checks_origin: bool = False
 
     def check_host(self, headers: Headers) -> None:
-        """Raises ApiError 403. A request without Host is of a client, not of a page."""
+        """Raises ApiError 403. A request without Host comes from a client, not from a page."""
         if self.hosts is None:
             return
         for host in headers.getlist("host"):
@@ -46,7 +45,7 @@ class AllowedOrigins:
                 )
 
     def check_origin(self, headers: Headers) -> None:
-        """Raises ApiError 403 for a page of another origin, also for one that hides it (null)."""
+        """Raises ApiError 403 for a page of another origin, also for one that hides its origin (null)."""
         if not self.checks_origin or "*" in self.origins:
             return
         own = _name_and_port(headers.get("host", ""))
@@ -60,15 +59,16 @@ class AllowedOrigins:
                 )
 
     def _is_own(self, origin: str, own: tuple[str | None, str]) -> bool:
-        """The scheme is not compared: a proxy may have ended TLS."""
+        """Returns whether the origin is the server's own. The scheme is not compared: a proxy may have
+        ended TLS."""
         name, port = _name_and_port(origin.partition("://")[2])
         is_same_host = name == own[0] or (name in LOCAL_HOSTS and own[0] in LOCAL_HOSTS)
         return bool(name) and is_same_host and port == own[1]
 
 
 def local_origins(host: str, origins: Iterable[str]) -> AllowedOrigins:
-    """Returns the hosts and origins that a server on a loopback address allows: host is the --host. A named
-    origin may also lead to the server itself."""
+    """Returns the hosts and origins that a server on a loopback address allows. host: the value of --host.
+    A named origin may also be a name of the server itself."""
     origins = tuple(origins)
     named = {_name_and_port(origin.partition("://")[2])[0] or "" for origin in origins}
     own = f"[{host}]" if ":" in host else host
@@ -77,6 +77,6 @@ def local_origins(host: str, origins: Iterable[str]) -> AllowedOrigins:
 
 
 def _name_and_port(authority: str) -> tuple[str | None, str]:
-    """("localhost", "8000") of `localhost:8000`; no name for what is no authority."""
+    """Returns ("localhost", "8000") for `localhost:8000`; no name for an invalid authority."""
     match = _AUTHORITY.fullmatch(authority.strip().lower())
     return (None, "") if match is None else (match["host"].removesuffix("."), match["port"] or "")

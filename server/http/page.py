@@ -17,8 +17,8 @@ FILES = {
     for entry in files("headway.server").joinpath("dashboard").iterdir()
     if entry.name.rpartition(".")[2] in MEDIA_TYPES
 }
-# A wheel has the documentation where the repository has it, and so has the server: its links hold in all
-# three.
+# The documentation has the same paths in the repository, in a wheel and on the server, so that its links work
+# in all three.
 DOCS = {
     **{f"/{name}": files("headway").joinpath(name).read_bytes() for name in ("README.md", "CHANGELOG.md")},
     **{

@@ -1,5 +1,5 @@
-"""Other spellings of paths, as clients and proxies write them: without /v1 or with it, and with a slash at
-the end."""
+"""Other spellings of paths, as clients and proxies write them: without /v1 or with it, and with a trailing
+slash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALIASES = {
     "/v1/tokenize": "/tokenize",
     "/v1/detokenize": "/detokenize",
 }
-# With a slash at the end these are the same; a name at the end of other paths may have one of its own.
+# A trailing slash of these paths is dropped; other paths may end with a name that has a slash of its own.
 FIXED_PATHS = frozenset(ALIASES.values()) | {
     "/v1/speculation", "/dashboard", "/docs", "/docs/openapi", "/health", "/health/generate", "/load", "/metrics", "/openapi.json", "/pause", "/ping", "/ready",
     "/resume", "/tokenizer_info", "/version",
@@ -23,7 +23,7 @@ FIXED_PATHS = frozenset(ALIASES.values()) | {
 
 
 def canonical_path(path: str) -> str:
-    """The path of the route that is meant; a path that has no other spelling stays as it is."""
+    """Returns the path of the route that is meant; a path without other spellings stays as it is."""
     bare = path.removesuffix("/")
     fixed = ALIASES.get(bare, bare)
     if fixed in FIXED_PATHS:
@@ -32,7 +32,7 @@ def canonical_path(path: str) -> str:
 
 
 class CanonicalPaths:
-    """Around all that looks at a path: keys, counters and routes know one spelling."""
+    """Middleware around everything that reads a path, so that keys, counters and routes know one spelling."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

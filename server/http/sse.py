@@ -1,4 +1,4 @@
-"""Answers that take long: server-sent events and JSON, both given up as soon as the client hangs up."""
+"""Answers that take long: server-sent events and JSON, both cancelled as soon as the client disconnects."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ logger = logging.getLogger("headway.server")
 
 
 class EventStreamResponse(Response):
-    """Sends events as they come. A fault before anything was sent is an HTTP error; a later one is an event.
+    """Sends events as they arrive. An error before the first event is an HTTP error; a later one is an event.
 
-    keep_alive_seconds: after so long without an event keep_alive is sent, a comment or an event; 0 for never.
-    error_event: a fault as the last event; None for the envelope of the path's API. journal: what the events
-    are made of, of which the stream tells, too. Mutable: `events` is run through once.
+    keep_alive_seconds: the silence after which keep_alive is sent, a comment or an event; 0 for never.
+    error_event: writes an error as the last event; None uses the envelope of the path's API. journal: the
+    origin of the events, which the stream then carries, too. Mutable: `events` is iterated once.
     """
 
     media_type = "text/event-stream"
@@ -105,7 +105,8 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _keep_alive(self, send: Send) -> None:
-        """A reader that has stopped reading holds this up too, so that comments do not pile up."""
+        """Sends comments. A reader that has stopped reading blocks this, too, so that comments do not pile
+        up."""
         while True:
             silence = time.monotonic() - self._sent_seconds
             if silence >= self._keep_alive_seconds:
@@ -115,7 +116,7 @@ class EventStreamResponse(Response):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work; cancels it when the client hangs up first (ClientGoneError)."""
+    """Returns the result of the work; cancels it if the client disconnects first (ClientGoneError)."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -147,7 +148,7 @@ def _error_event(error: ApiError, scope: Scope) -> bytes:
 
 
 def escape_line_ends(payload: bytes) -> bytes:
-    """JSON in UTF-8 without U+0085, U+2028 and U+2029, at which some clients end a line."""
+    """Escapes U+0085, U+2028 and U+2029 in JSON: some clients end a line at them."""
     if b"\xe2\x80" in payload:
         payload = payload.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return payload.replace(b"\xc2\x85", b"\\u0085") if b"\xc2\x85" in payload else payload

@@ -1,4 +1,4 @@
-"""Bounds the bytes of bodies that are not complete, over all connections."""
+"""Limits the bytes of incomplete bodies over all connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from headway.server.base.errors import RETRY_AFTER, ApiError
 
 MAX_UNREAD_BYTES = 64 * 2**20
-UNCOUNTED_BYTES = 64 * 2**10  # of each body, so that small requests pass whatever large ones do
+UNCOUNTED_BYTES = (
+    64 * 2**10
+)  # bytes of each body that do not count, so that large requests do not block small ones
 STALLED_SECONDS = 1.0
 
 
@@ -24,7 +26,7 @@ class UnreadBody:
         self.last_seconds = time.monotonic()
 
     def grow(self, num_bytes: int) -> None:
-        """num_bytes: received in all. Raises ApiError (503) where no room is left."""
+        """num_bytes: the number received in all. Raises ApiError (503) if no room is left."""
         self.num_bytes = num_bytes
         self.last_seconds = time.monotonic()
         self._bodies.make_room(self)
@@ -35,7 +37,7 @@ class UnreadBody:
 
 
 class UnreadBodies:
-    """Mutable: the bodies that are being received; `open` is the only writer of the set."""
+    """The bodies that are being received. Mutable: `open` is the only writer of the set."""
 
     def __init__(self, max_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -43,8 +45,8 @@ class UnreadBodies:
 
     @contextmanager
     def open(self, timeout: asyncio.Timeout) -> Iterator[UnreadBody]:
-        """timeout: around the reading; it ends at once if the client sends nothing while others need the
-        room."""
+        """timeout: the time limit of the reading, which expires at once if the client sends nothing while
+        others need the room."""
         body = UnreadBody(self, timeout)
         self._open.add(body)
         try:
@@ -53,8 +55,8 @@ class UnreadBodies:
             self._open.discard(body)
 
     def make_room(self, body: UnreadBody) -> None:
-        """Ends bodies until there is room, first those that wait longest for their client. Raises ApiError if
-        that is not enough."""
+        """Ends other bodies until there is room, first those whose clients have been silent for longest.
+        Raises ApiError if that is not enough."""
         if not body.num_counted:
             return
         others = sorted((other for other in self._open if other is not body), key=lambda b: b.last_seconds)
