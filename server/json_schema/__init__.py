@@ -1,4 +1,4 @@
-"""JSON schemas as grammars can enforce them."""
+"""JSON schemas in a form that grammars can enforce."""
 
 from headway.server.json_schema.enforceable import Schema, enforceable
 from headway.server.json_schema.keywords import CONSTRAINTS, LENGTHS, PAGE

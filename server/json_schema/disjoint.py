@@ -1,5 +1,5 @@
-"""Whether no value fits two members of a oneOf: then it allows what anyOf does, which a grammar can
-enforce."""
+"""Proves that no value fits two members of a oneOf, which then allows the same values as anyOf. Grammars
+can enforce only the latter."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from headway.server.json_schema.keywords import TYPES
 
 MAX_MEMBERS = 64
 MAX_STEPS = 8  # references followed and objects entered
-MAX_WORK = 200_000  # values and names that are looked at for one document, some 1 us each
+MAX_WORK = 200_000  # compared values and names of one document, some 1 us each
 _WORK_OF_A_PAIR = 15
 
 _ALL = frozenset(TYPES) - {"integer"}  # integers are numbers
 
 
 class Document:
-    """A schema with all that its references point into. Mutable: counts the work, which a circle of
-    references multiplies."""
+    """A schema with everything that its references point to. Mutable: counts the work, which circular
+    references multiply."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -27,19 +27,18 @@ class Document:
 
     @property
     def is_too_much(self) -> bool:
-        """Returns whether nothing more is to be looked at."""
+        """Returns whether the limit of work is reached."""
         return self._work_left <= 0
 
     def count(self, *schemas: object) -> None:
-        """Notes that the schemas are compared."""
+        """Counts the comparison of the schemas."""
         lists = (
             s.get(name) for s in schemas if isinstance(s, dict) for name in ("enum", "required", "properties")
         )
         self._work_left -= _WORK_OF_A_PAIR + sum(len(one) for one in lists if isinstance(one, list | dict))
 
     def resolved(self, schema: object) -> object:
-        """Returns the schema that a reference leads to; true, which all values fit, for one that leads
-        nowhere."""
+        """Returns the target of a reference; true, which all values fit, if there is none."""
         for _ in range(MAX_STEPS):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
@@ -55,8 +54,8 @@ class Document:
 
 
 def are_disjoint(members: Sequence[object], document: Document) -> bool:
-    """No value fits two of the schemas, as far as types, constants and required properties prove it in
-    time."""
+    """Returns whether no value fits two of the schemas, as far as types, constants and required properties
+    prove it within the limits."""
     if len(members) > MAX_MEMBERS:
         return False
     return all(_is_disjoint(first, second, document, 0) for first, second in combinations(members, 2))
@@ -81,7 +80,7 @@ def _is_disjoint(first: object, second: object, document: Document, depth: int) 
 
 
 def _properties_differ(a: dict[str, object], b: dict[str, object], document: Document, depth: int) -> bool:
-    """Some property that one of the two demands has schemas in both that no value fits."""
+    """Returns whether a property that one of the two requires has schemas in both that no value fits."""
     mine, others = _properties(a), _properties(b)
     demanded = {name for schema in (a, b) for name in _strings(schema.get("required"))}
     return any(
@@ -100,7 +99,7 @@ def _types(schema: dict[str, object]) -> frozenset[str]:
 
 
 def _values(schema: dict[str, object]) -> list[object] | None:
-    """Returns the values that alone can fit; None where there is no list of them."""
+    """Returns the only values that can fit; None if they are not listed."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
@@ -115,7 +114,7 @@ def _type_of(value: object) -> str:
 
 
 def _key(value: object) -> tuple[str, str]:
-    """Equal for equal values of JSON; 0, 0.0 and -0.0 are equal, 0 and false are not."""
+    """Returns equal keys for equal JSON values: 0, 0.0 and -0.0 are equal, 0 and false are not."""
     kind = _type_of(value)
     if isinstance(value, int | float) and kind == "number":
         return kind, repr(float(value) + 0.0)

@@ -1,8 +1,7 @@
-"""Checks that a JSON schema can be enforced token by token, and writes it in the words of the library that
-does.
+"""Checks that a JSON schema can be enforced token by token, and rewrites it for the library that enforces it.
 
-What the library would take in silence and not enforce, or enforce in another sense, is refused here by
-keyword and place, or, where nobody asked for strictness, left out and told.
+Keywords that the library would silently not enforce, or enforce in another sense, are refused with their
+places or, if the request is not strict, left out and reported.
 """
 
 from __future__ import annotations
@@ -54,27 +53,27 @@ MAX_SCHEMAS = 5000
 LIFTED_LEVELS = 24  # the library reads 127 levels of objects and arrays; a schema within another takes two or more of them
 MAX_SHOWN = 64  # characters of a value that an error repeats
 
-# Characters that JSON has no other escape for; U+007F, which needs none, the library leaves out of texts.
+# Characters that JSON writes by \u escapes only; and U+007F, which needs no escape, but which the library
+# excludes from texts.
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-# What a schema that is a reference may have, too, in every draft.
+# Keywords that are allowed beside $ref in every draft.
 BESIDE_REFERENCE = frozenset({"$ref", "$defs", "definitions", "$schema", "$id"})
 _DEFINITION = re.compile("#/(?:\\$defs|definitions)/[^/]*")
 
 
 class _Unserved(RequestError):
-    """A keyword that cannot be enforced, or whose value means nothing."""
+    """A keyword that cannot be enforced, or whose value is invalid."""
 
 
 def enforceable(
     schema: object, param: str, dropped: list[str] | None = None, without: Collection[str] = ()
 ) -> Schema:
-    """Returns the schema as a grammar may hold it (`%json` of a Lark grammar, too): every keyword that it has
-    is enforced.
+    """Returns the schema in a form that a grammar enforces completely (also as `%json` of a Lark grammar).
 
-    param: the field that the schema came in. dropped: gets the paths of keywords that are left out because
-    they cannot be enforced; None: they are refused. without: keywords that cannot be enforced in this schema;
-    lengths beside a pattern or a format only. Patterns of Rust's between slashes, too. Raises RequestError
-    that names the keyword and its place.
+    param: the field that the schema came in. dropped: receives the paths of keywords that are left out
+    because they cannot be enforced; None refuses them. without: keywords that cannot be enforced in this
+    schema (lengths only beside a pattern or a format), and patterns in Rust's syntax between slashes. Raises
+    RequestError that names the keyword and its place.
     """
     schema, writing = as_written(schema)
     walk = _Walk(schema, param, dropped, without)
@@ -88,7 +87,7 @@ def enforceable(
 
 
 class _Walk:
-    """One pass over a schema. Mutable: the places of the schemas that were seen, and what refers to where."""
+    """One pass over a schema. Mutable: collects the places of the schemas and the targets of references."""
 
     def __init__(
         self, document: object, param: str, dropped: list[str] | None, without: Collection[str]
@@ -98,10 +97,10 @@ class _Walk:
         self._param = param
         self._dropped = dropped
         self._without = without
-        self._places: dict[str, Schema | bool] = {}  # by its place, a schema in the library's words
+        self._places: dict[str, Schema | bool] = {}  # schemas in the library's form by place
         self._references: list[tuple[str, str, Schema]] = []  # (place, target, the schema that has it)
         self._lifted: Schema = {}  # definitions that the client's schema does not have
-        self._is_old = False  # a draft in which `$ref` makes void what stands beside it
+        self._is_old = False  # a draft in which `$ref` makes its neighbours void
 
     def refusal(
         self, keyword: str, place: str, why: str, kind: type[RequestError] = RequestError
@@ -113,14 +112,14 @@ class _Walk:
         return self.refusal(keyword, place, why, _Unserved)
 
     def _drop(self, keyword: str, place: str, error: RequestError) -> None:
-        """Tells the path of what is left out. Raises the error where nothing may be."""
+        """Reports the path of what is left out. Raises the error if nothing may be left out."""
         if self._dropped is None:
             raise error
         self._dropped.append(f"{self._param}{field_path(place)}{f'.{keyword}' if keyword else ''}")
 
     def schema(self, schema: object, place: str, depth: int) -> Schema | bool:
-        """Returns the schema in the library's words. Its keywords keep their order, which properties are
-        written in."""
+        """Returns the schema in the library's form. The order of its keywords stays, since it is the order
+        in which properties are written."""
         self._places[place] = True
         found = self._places[place] = self._read(schema, place, depth)
         return found
@@ -138,7 +137,7 @@ class _Walk:
         if "propertyNames" in schema:
             schema = without_property_names(schema)
         written: Schema = {}
-        extra: list[Schema] = []  # constraints that a keyword becomes beside those of the same name
+        extra: list[Schema] = []  # constraints that replace keywords, for allOf
         dropped: list[str] = []
         for keyword, value in schema.items():
             try:
@@ -157,7 +156,7 @@ class _Walk:
         return self._lift(written) if depth and depth % LIFTED_LEVELS == 0 else written
 
     def _lift(self, written: Schema) -> Schema:
-        """Returns a reference to the schema, which becomes a definition at the root."""
+        """Moves the schema to a definition at the root, and returns a reference to it."""
         name = f"x-lifted-{len(self._lifted)}"
         self._lifted[name] = written
         return {"$ref": f"#/$defs/{name}"}
@@ -168,7 +167,7 @@ class _Walk:
         return {**root, "$defs": {**definitions, **self._lifted}} if self._lifted else root
 
     def _flaw(self, schema: object, depth: int) -> str | None:
-        """Returns why a schema is left out or refused as a whole."""
+        """Returns why a schema is left out or refused as a whole; None if it is not."""
         if not isinstance(schema, dict):
             return "must be an object, true or false"
         if depth > MAX_DEPTH:
@@ -238,7 +237,7 @@ class _Walk:
             raise self._unserved(keyword, place, why)
 
     def _check_conflicts(self, keyword: str, value: object, schema: Schema, place: str) -> None:
-        """Refuses a keyword that beside its neighbours would mean nothing, or not what it says."""
+        """Refuses a keyword that its neighbours make void or ambiguous."""
         if keyword not in KNOWN:
             close = difflib.get_close_matches(keyword, KNOWN, 1)
             hint = f"did you mean {close[0]}?" if close else "a name of your own must begin with x-"
@@ -254,7 +253,8 @@ class _Walk:
             self._check_min_properties(value, schema, place)
 
     def _check_min_properties(self, value: object, schema: Schema, place: str) -> None:
-        """Names that a grammar does not list may come twice, and count once."""
+        """Refuses numbers that cannot be enforced: names that a grammar does not list may be repeated, and
+        then count once."""
         required = schema.get("required")
         num_required = len(set(map(str, required))) if isinstance(required, list) else 0
         is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
@@ -279,8 +279,8 @@ class _Walk:
         return written
 
     def _writable(self, keyword: str, value: object, place: str) -> object:
-        """Returns the names or constants of a keyword that can be written; the others are dropped, if any are
-        left."""
+        """Returns the names or constants of a keyword that can be written. The others are dropped, unless
+        none is left."""
         if not isinstance(value, list | dict) or keyword not in ("enum", "required", "properties"):
             return value
         is_fine = {
@@ -338,7 +338,7 @@ class _Walk:
         return pattern
 
     def _value(self, keyword: str, value: object, place: str) -> object:
-        """Returns the value of a keyword that holds no schema."""
+        """Returns the value of a keyword that contains no schema."""
         if keyword == "pattern":
             return self._pattern(value, place)
         if keyword in ("required", "enum", "const"):
@@ -359,8 +359,8 @@ class _Walk:
         return unquote(value)
 
     def link(self) -> None:
-        """Writes where references lead to. What is no definition at the root becomes one: some forms of calls
-        take a schema apart."""
+        """Resolves references. A target that is no definition at the root becomes one: some forms of calls
+        split a schema."""
         names: dict[str, str] = {}
         for place, target, holder in self._references:
             if target not in self._places:
@@ -386,7 +386,7 @@ def _without_definitions(schema: Schema | bool) -> Schema | bool:
 
 
 def _is_beside_others(keyword: str, schema: Schema) -> bool:
-    """Whether the schema has what is too much beside a length or a reference."""
+    """Returns whether the schema has keywords that cannot be combined with this length or reference."""
     if keyword in LENGTHS:
         return bool({"pattern", "format"} & set(schema))
     return keyword != "$ref" or bool(set(schema) - ANNOTATIONS - BESIDE_REFERENCE)

@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema by what is done with them, and the values that they may have."""
+"""The keywords of JSON Schema by their treatment, and their valid values."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 LENGTHS = ("minLength", "maxLength")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
-# What says something about the rest of an object or a list, by the keyword that says which part is not of it.
+# The keyword for the rest of an object or a list, by the keyword that describes the other part.
 RESTS = {
     "properties": "additionalProperties", "patternProperties": "additionalProperties", "prefixItems": "items", "items": "additionalItems",
 }  # fmt: skip
 
-# They say nothing about which values are valid. What begins with x- passes, too.
+# Keywords that do not affect which values are valid. Names that begin with x- are accepted, too.
 ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$anchor",
     "discriminator", "externalDocs", "xml", "propertyOrdering", "markdownDescription", "errorMessage", "enumNames",
 ))  # fmt: skip
-# Values that change nothing, of keywords that are refused otherwise.
+# Values of refused keywords that have no effect.
 NEUTRAL: dict[str, object] = {"uniqueItems": False, "nullable": False}
-# Known and not enforced, with what to do instead.
+# Keywords that are known but not enforced, with what to do instead.
 _SPLIT = "write the cases as members of anyOf"
 REFUSED = {
     "not": "say what is allowed, by enum, type or pattern",
@@ -50,7 +50,7 @@ KNOWN = frozenset((
 CONSTRAINTS = KNOWN - ANNOTATIONS
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-# $schema -> `$ref` makes all that stands beside it void, and prefixItems is none of its keywords.
+# $schema -> whether `$ref` makes its neighbours void, and prefixItems is unknown.
 DRAFTS = {
     "http://json-schema.org/draft-06/schema": True, "http://json-schema.org/draft-07/schema": True,
     "https://json-schema.org/draft/2019-09/schema": False, "https://json-schema.org/draft/2020-12/schema": False,
@@ -65,8 +65,8 @@ def is_number(value: object) -> bool:
 
 
 def count_of(value: object) -> int | None:
-    """Returns a number of characters, items or properties, which may be written as 2.0; None for any other
-    value."""
+    """Returns the value as a number of characters, items or properties, which may be written as 2.0; None
+    for any other value."""
     if not is_number(value):
         return None
     assert isinstance(value, int | float), value
@@ -74,7 +74,7 @@ def count_of(value: object) -> int | None:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Yields the strings of a value of JSON, names of properties included."""
+    """Yields the strings in a JSON value, including names of properties."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -86,14 +86,13 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def num_digits(value: float) -> int:
-    """Returns the digits of a number between its first and its last that is not 0: 1 for 0.01 and for
-    1000."""
+    """Returns the number of significant digits: 1 for 0.01 and for 1000."""
     digits = f"{Decimal(repr(value)):f}".replace(".", "").strip("-0")
     return len(digits)
 
 
 def inexact_number(value: object) -> int | float | None:
-    """Returns a number within the value that cannot be compared exactly; None if there is none."""
+    """Returns a number in the value that cannot be compared exactly; None if there is none."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -104,8 +103,8 @@ def inexact_number(value: object) -> int | float | None:
 
 
 def _is_read_exactly(value: float) -> bool:
-    """Whether the library reads the number that is written: it rounds all digits and then the quotient by a
-    power of ten, which misses some floats of 16 digits and more."""
+    """Returns whether the library reads the number exactly: it divides the rounded digits by a power of
+    ten, which misses some floats with 16 digits and more."""
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int), value
     if exponent >= 0:
@@ -116,7 +115,7 @@ def _is_read_exactly(value: float) -> bool:
 
 
 def value_fault(keyword: str, value: object) -> str | None:
-    """Returns what the value of a keyword that holds no schema must be; None if it is that."""
+    """Returns what the value of a keyword without schemas must be; None if it is valid."""
     if keyword == "type":
         names = value if isinstance(value, list) and value else [value]
         is_fine = all(isinstance(name, str) and name in TYPES for name in names)

@@ -1,9 +1,9 @@
-"""Bounds and divisors of numbers, written such that the library's regular expressions for them allow what the
+"""Rewrites bounds and divisors of numbers so that the library's regular expressions allow exactly what the
 bounds allow.
 
-The library takes an excluded whole number for an allowed one where the other bound lies in the same whole
-step, and of a bound with decimals it forgets the numbers that are the bound cut short: with `maximum` 0.95 it
-has 0.9 as a beginning only.
+The library allows an excluded whole number if the other bound lies within the same whole step, and for a
+bound with decimals it excludes numbers that are a prefix of the bound: with `maximum` 0.95 it accepts 0.9
+only as a beginning.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from decimal import Decimal
 
 from headway.server.json_schema.keywords import MAX_EXACT
 
-MAX_DIGITS = 15  # that the library reads exactly, whichever they are
-NEAREST_TO_ZERO = 1e-16  # what lies nearer to an excluded zero is not written
+MAX_DIGITS = 15  # any number of up to 15 digits is read exactly by the library
+NEAREST_TO_ZERO = 1e-16  # numbers nearer to an excluded zero are not written
 
 
 def number_constraint(keyword: str, value: float) -> dict[str, object]:
-    """Returns a schema that allows what a keyword of NUMBERS with this value allows."""
+    """Returns a schema that allows the same numbers as a keyword of NUMBERS with this value."""
     return _divisor(value) if keyword == "multipleOf" else _bound(keyword, value)
 
 
 def _bound(keyword: str, value: float) -> dict[str, object]:
-    """{"exclusiveMinimum": 0} is {"minimum": 1e-16}; {"maximum": 22.16} is that or {"type": "number",
-    "maximum": 22.1}."""
+    """Rewrites a bound: {"exclusiveMinimum": 0} becomes {"minimum": 1e-16}; {"maximum": 22.16} becomes
+    that or {"type": "number", "maximum": 22.1}."""
     is_lower = keyword.endswith("inimum")
-    faces_zero = value >= 0 if is_lower else value <= 0  # what it shuts out has the smaller magnitudes
+    faces_zero = value >= 0 if is_lower else value <= 0  # it excludes the smaller magnitudes
     is_exclusive = keyword.startswith("exclusive")
     plain = "minimum" if is_lower else "maximum"
     if faces_zero:
@@ -39,7 +39,7 @@ def _bound(keyword: str, value: float) -> dict[str, object]:
 
 
 def _next(value: float, is_lower: bool) -> float:
-    """Returns a number beyond an excluded whole one, of so few digits that it is read exactly:
+    """Returns a number just beyond an excluded whole number, with few enough digits to be read exactly:
     1.00000000000001 for 1."""
     if value == 0:
         return NEAREST_TO_ZERO if is_lower else -NEAREST_TO_ZERO
@@ -52,8 +52,8 @@ def _next(value: float, is_lower: bool) -> float:
 
 
 def _cuts(value: float) -> Iterator[int | float]:
-    """Yields the numbers whose digits are the first of the value's: 22.1 for 22.16, and 1 for 1.05, which may
-    be written 1.0."""
+    """Yields the numbers whose digits are a prefix of the value's: 22.1 for 22.16, and 1 for 1.05, since 1
+    may be written 1.0."""
     whole, _, decimals = f"{Decimal(repr(value)):f}".partition(".")
     if decimals.startswith("0") and int(whole) and decimals.strip("0"):
         yield int(whole)
@@ -63,9 +63,9 @@ def _cuts(value: float) -> Iterator[int | float]:
 
 
 def _divisor(value: float) -> dict[str, object]:
-    """The library wants all decimals of a divisor: 0.50 for 0.25.
+    """Rewrites a divisor. The library requires all decimals of the divisor: 0.50 for 0.25.
 
-    {"multipleOf": 0.25} is that or {"type": "number", "multipleOf": 0.5}: what has one decimal.
+    {"multipleOf": 0.25} becomes that or {"type": "number", "multipleOf": 0.5}, which allows one decimal.
     """
     step = Decimal(repr(value)).normalize()
     num_decimals = max(0, -int(step.as_tuple().exponent))

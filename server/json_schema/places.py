@@ -16,7 +16,7 @@ def escaped(name: str) -> str:
 
 
 def value_at(document: object, place: str) -> object:
-    """Returns what stands at a place; None where nothing does."""
+    """Returns the value at a place; None if there is none."""
     found = document
     for part in place.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -29,7 +29,7 @@ def value_at(document: object, place: str) -> object:
 
 
 def keyword_places(schema: object, keyword: str, place: str = "#") -> list[str]:
-    """Returns where a checked schema has a keyword, for a refusal of the library's that names no place."""
+    """Returns the places of a keyword in a checked schema, for an error of the library that names none."""
     if isinstance(schema, list):
         return [
             found

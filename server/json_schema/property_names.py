@@ -1,4 +1,4 @@
-"""`propertyNames` in words that can be enforced, where there are such."""
+"""Rewrites `propertyNames` as keywords that can be enforced, where possible."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 
 def without_property_names(schema: Mapping[str, object]) -> dict[str, object]:
-    """Returns the schema with what `propertyNames` says as properties or patternProperties; as it is where
-    that cannot be said.
+    """Returns the schema with properties or patternProperties instead of `propertyNames`; unchanged if that
+    is impossible.
 
-    {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": X}: an object with the properties a and b,
-    each X, and no other.
+    {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": X} becomes an object with the properties a
+    and b, each X, and no other.
     """
     names = schema.get("propertyNames")
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}

@@ -1,5 +1,5 @@
-"""Formats that grammars enforce: of strings, where the library's own idea of them is wider than their
-standard, and of numbers."""
+"""Formats that grammars enforce: formats of strings for which the library is laxer than the standard, and
+formats of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DATE = (
     f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
-# No leap seconds: whether there may be one depends on hour, minute and zone together.
+# Leap seconds are excluded: whether one is valid depends on hour, minute and zone together.
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[tT]{_TIME}"}
 _LABEL = "[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
@@ -20,7 +20,7 @@ _MAX_MAILBOX_CHARACTERS = 254
 _OF_THE_LIBRARY = ("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 _MAX_HOSTNAME_CHARACTERS = 253
 
-# Zod's names for patterns, which it writes beside them.
+# Zod's names of patterns, which it writes beside the patterns.
 PATTERN_FORMATS = frozenset((
     "starts_with", "ends_with", "includes", "lowercase", "uppercase", "regex", "cuid", "cuid2", "ulid", "nanoid", "xid", "ksuid", "e164",
     "guid", "cidrv4", "cidrv6", "base64", "base64url", "jwt", "emoji", "json_string",
@@ -30,14 +30,13 @@ _RANGES = {
     "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1), "int64": (-_MAX_64, _MAX_64),
     "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1), "uint32": (0, 2**32 - 1), "uint64": (0, _MAX_64),
 }  # fmt: skip
-_ANY_NUMBER = ("float", "double")  # how a number is kept, not which it is
+_ANY_NUMBER = ("float", "double")  # how a number is stored, not its value
 _NO_FRACTIONS = ["array", "boolean", "integer", "null", "object", "string"]
 FORMATS = tuple(sorted((*_PATTERNS, *_OF_THE_LIBRARY)))
 
 
 def format_constraint(name: str) -> dict[str, object]:
-    """Returns keywords that together allow the strings of a format of FORMATS; they leave other types
-    alone."""
+    """Returns keywords that together allow the strings of a format in FORMATS; other types stay allowed."""
     if name in _PATTERNS:
         return {"pattern": f"^{_PATTERNS[name]}$"}
     if name == "hostname":
@@ -48,7 +47,7 @@ def format_constraint(name: str) -> dict[str, object]:
 
 
 def number_constraint_of(name: object, types: Sequence[object]) -> dict[str, object] | None:
-    """Returns keywords that together allow the numbers of a format; None for what is no format of values of
+    """Returns keywords that together allow the numbers of a format; None if it is no format of values of
     these types."""
     if not {"integer", "number"} & {kind for kind in types if isinstance(kind, str)}:
         return None

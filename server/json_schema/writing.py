@@ -1,5 +1,5 @@
-"""How the text of a schema is written: what guidance says of it within a schema, as far as it changes nothing
-of what is valid."""
+"""The options of guidance within a schema that change how its text is written, but not which values are
+valid."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ Schema = dict[str, object]
 
 OPTIONS = "x-guidance"
 # Text between two tokens of JSON: nothing, a space, or a new line with its indent, so that a model cannot
-# write spaces for ever. No \\u escapes: by one of them a listed property would get by as one that the schema
-# does not list.
+# write spaces for ever. No \\u escapes: with one a listed property would pass as an unlisted one.
 WRITING: Schema = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}", "json_allowed_escapes": 'nrbtf\\"'}
-# The values that change nothing of what is valid. `coerce_one_of` is not needed: members of oneOf that could
-# be valid at once are refused.
+# The values that do not change which values are valid. `coerce_one_of` has no effect: members of oneOf that
+# could be valid at once are refused.
 _PASSES: dict[str, Callable[[object], bool]] = {
     "whitespace_flexible": lambda value: isinstance(value, bool),
     "item_separator": lambda value: isinstance(value, str) and value.strip(" ") == ",",
@@ -25,9 +24,9 @@ _PASSES: dict[str, Callable[[object], bool]] = {
 
 
 def written(schema: object) -> tuple[object, Schema]:
-    """Returns the schema without its options, and how its text is written: by WRITING but for what it says.
+    """Returns the schema without its options, and how its text is written: WRITING, changed by the options.
 
-    Options that would change what is valid stay in the schema, where they are refused.
+    Options that would change which values are valid stay in the schema, where they are refused.
     """
     options = schema.get(OPTIONS) if isinstance(schema, dict) else None
     if not isinstance(schema, dict) or not isinstance(options, dict):

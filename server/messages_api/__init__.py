@@ -1,1 +1,1 @@
-"""Anthropic's Messages API in the words of a chat."""
+"""Translates Anthropic's Messages API to chats."""

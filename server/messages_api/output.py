@@ -43,8 +43,8 @@ STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 
 @dataclass(frozen=True, slots=True)
 class MessageWriter:
-    """is_cut: max_tokens is more than the context has room for. shows_thinking: thinking has blocks.
-    omits_thinking: those blocks have no text."""
+    """Writes one answer. is_cut: max_tokens exceeds the room in the context. shows_thinking: the answer
+    has blocks of thinking. omits_thinking: these blocks have no text."""
 
     answer: Answer
     is_cut: bool
@@ -80,7 +80,7 @@ class MessageWriter:
         return MessagesAnswer(head.id, head.model, blocks, self._usage(), stop_reason, stop_sequence)
 
     def _usage(self) -> MessagesUsage:
-        """The usage so far."""
+        """Returns the usage so far."""
         usage = self.answer.usage()
         num_cached = usage.prompt_tokens_details.cached_tokens
         thinking = usage.completion_tokens_details.reasoning_tokens
@@ -92,7 +92,7 @@ class MessageWriter:
         )
 
     def _parts(self, delta: Delta) -> Iterator[Part]:
-        """What is told of a delta; empty texts are nothing."""
+        """Yields the visible parts of a delta, without empty texts."""
         parts: Iterable[Part] = (Content(delta.text),) if delta.parts is None else delta.parts
         for part in parts:
             if isinstance(part, NumberedCall) or (
@@ -108,7 +108,7 @@ class MessageWriter:
         return ToolUseBlock(_call_id(part), part.name, Raw(part.arguments.encode()))
 
     def _ending(self, delta: Delta) -> Ending:
-        """How the answer ended. A stop string of the chat template is the model's own end."""
+        """Returns how the answer ended. A stop string of the chat template counts as the model's own end."""
         reason = delta.finish_reason
         assert reason is not None, delta
         if reason == "stop" and delta.stop_reason in self.answer.fields.stop_strings:
@@ -119,7 +119,8 @@ class MessageWriter:
 
 
 class BlockEvents:
-    """Parts as events, a block for neighbours of one kind. Mutable: the block that is open, by its kind."""
+    """Writes parts as events, with one block for neighbours of one kind. Mutable: the kind of the open
+    block."""
 
     def __init__(self, *, omits_thinking: bool = False) -> None:
         self._omits_thinking = omits_thinking
@@ -141,7 +142,7 @@ class BlockEvents:
             yield from self._more(part)
 
     def end(self) -> Iterator[Event]:
-        """Closes the block that is open."""
+        """Closes the open block."""
         if self._open is None:
             return
         if self._open is Reasoning:

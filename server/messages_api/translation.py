@@ -1,5 +1,4 @@
-"""Anthropic's Messages API in the words of a chat: requests there, and errors back. Pure functions of the
-body."""
+"""Translates requests of Anthropic's Messages API to chats, and errors back. All functions are pure."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from headway.server.protocol.tools import FunctionDefinition, NamedChoice, Named
 from headway.server.protocol.unserved import PAGE
 from headway.server.text.reasoning_effort import effort_variables
 
-# Fields of a chat by which errors name them, where the Messages API has other names.
+# Fields of a chat that have other names in the Messages API, for errors.
 NAMES = {
     "max_completion_tokens": "max_tokens", "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "reasoning_effort": "output_config.effort", "stop": "stop_sequences", "thinking_budget_tokens": "thinking.budget_tokens",
@@ -39,11 +38,9 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ThinkingModel:
-    """What a request's wishes about thinking depend on. template: the source of the chat template.
-
-    is_bounded: a single token closes the model's reasoning, so that a budget of tokens can be enforced.
-    thinks: there is reasoning.
-    """
+    """The properties of the model that decide about a request's wishes for thinking. template: the source
+    of the chat template. is_bounded: a single token closes the model's reasoning, so that a token budget
+    can be enforced. thinks: the model reasons."""
 
     template: str = ""
     is_bounded: bool = False
@@ -52,8 +49,8 @@ class ThinkingModel:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """turns: where the chat's messages come from, one each. format_path: the field that the form of the text
-    came in. ignored: paths of fields without effect, and of what the model is not shown."""
+    """turns: the origin of each message of the chat. format_path: the field with the form of the text.
+    ignored: paths of fields without effect, and of blocks that the model is not shown."""
 
     chat: ChatRequest
     turns: Sequence[Turn]
@@ -61,7 +58,7 @@ class Translation:
     ignored: Sequence[str] = ()
 
     def names(self) -> FieldNames:
-        """The names of the chat's fields in the request."""
+        """Returns the request's names of the chat's fields."""
         names = FieldNames(NAMES)
         for path in ("response_format", "response_format.json_schema"):
             names.add(path, self.format_path)
@@ -74,17 +71,17 @@ class Translation:
         return names
 
     def told(self, error: ApiError) -> ApiError:
-        """The error in the words of the Messages API: its field, and fields that its message names."""
+        """Returns the error with the field names of the Messages API."""
         told = self.names().renamed(error)
         if told.code != "context_length_exceeded":
             return told
-        # By these words clients know that they must shorten it.
+        # Clients recognise by these words that they must shorten the prompt.
         message = f"prompt is too long: {told}"
         return ApiError(message, status=told.status, param=told.param, code=told.code, headers=told.headers)
 
 
 def translate(body: PromptFields, model: ThinkingModel | None = None) -> Translation:
-    """Raises ApiError by the names of the Messages API."""
+    """Raises ApiError with the names of the Messages API."""
     if body.thread is not None:
         message = "thread is not served: this server keeps no conversations; send the whole conversation"
         raise ApiError(message, param="thread", code="thread_unsupported_request")
@@ -122,7 +119,7 @@ def _check_edits(body: PromptFields) -> None:
 
 
 def _continues(turns: Sequence[Turn]) -> bool | None:
-    """A conversation that ends with an answer is one that goes on with it."""
+    """Returns whether the answer continues the last message, which is then the assistant's."""
     if not turns or turns[-1].role != "assistant":
         return None
     if turns[-1].calls:
@@ -167,7 +164,7 @@ def _tool_choice(body: PromptFields) -> ToolChoice | None:
 
 
 def _form(body: PromptFields) -> tuple[ResponseFormat | None, str]:
-    """(the form of the text, the path of its field)."""
+    """Returns (the form of the text, the path of its field)."""
     forms: Mapping[str, MessagesFormat | None] = {
         "output_config.format": body.output_config.format if body.output_config else None,
         "output_format": body.output_format,
@@ -185,8 +182,8 @@ def _form(body: PromptFields) -> tuple[ResponseFormat | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Thinking:
-    """The wishes about thinking as far as the model can follow them: how much a model thinks changes no
-    text's form, and clients send their wishes to every model."""
+    """The wishes for thinking as far as the model can follow them. Others are ignored: thinking changes no
+    form of a text, and clients send their wishes to every model."""
 
     effort: str | None = None
     budget_tokens: int | None = None
@@ -213,7 +210,7 @@ class _Thinking:
             ignored.append("thinking.budget_tokens")
         is_told = effort is not None and bool(effort_variables(effort, model.template))
         if not is_told and wanted is not None:
-            # A template that only turns thinking on and off is told to turn it on.
+            # A template that can only turn thinking on and off turns it on.
             variables = effort_variables("high", model.template)
             effort, is_told = "high", bool(variables) and "reasoning_effort" not in variables
         return cls(

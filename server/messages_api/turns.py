@@ -1,4 +1,4 @@
-"""Turns of a conversation of Anthropic's Messages API, one for each message of a chat."""
+"""The turns of a conversation in Anthropic's Messages API, one for each message of a chat."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headway.server.protocol.media import MEDIA, last_question, media_line
 from headway.server.protocol.messages_api import ROLES, Content, MessagesBlock, MessagesTurn, PromptFields
 from headway.server.protocol.tools import FunctionCall, ToolCall
 
-# Claude Code writes it before its system prompt. It is for billing alone, and differs from request to
-# request, so that no prefix after it would ever be found again.
+# Claude Code writes this header before its system prompt, for billing only. It differs in each request, so
+# that the prefix cache would never match anything after it.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")
-# The roles of a message that may have blocks of a type.
+# The role whose messages may have blocks of a type.
 _PLACES = {
     "tool_use": "assistant",
     "thinking": "assistant",
@@ -27,7 +27,7 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """path: of the block."""
+    """A call of a tool. path: the path of its block."""
 
     path: str
     call: ToolCall
@@ -35,10 +35,10 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """Mutable: grows while neighbours of one role are put together. where: the path of what it began with.
+    """A turn. Mutable: grows while neighbours of one role are joined. where: the path of its beginning.
 
     role: system, user, assistant or tool. result_of: the id of the call whose result it is. hidden: paths of
-    blocks that a line takes the place of.
+    blocks that a line replaces.
     """
 
     role: str
@@ -60,7 +60,7 @@ class Turn:
         )
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Yields (path in the chat's message, path in the body) of what errors may name."""
+        """Yields (path in the chat's message, path in the body) for the fields that errors may name."""
         content = self.where if self.where == "system" else f"{self.where}.content"
         yield "", self.where
         yield from (
@@ -75,8 +75,8 @@ class Turn:
 
 
 def turns_of(body: PromptFields) -> list[Turn]:
-    """The system first. Neighbours of one role are one turn, as the API says; a result of a call is one by
-    itself."""
+    """Returns the turns, the system's first. Neighbours of one role are one turn, as the API says; each
+    result of a call is a turn by itself."""
     check_messages(body.messages)
     turns: list[Turn] = []
     for turn in _turns(body):
@@ -102,7 +102,7 @@ def _turns(body: PromptFields) -> Iterator[Turn]:
 
 
 def _asks(message: MessagesTurn) -> bool:
-    """Whether it has anything of the user's own, beside results of calls."""
+    """Returns whether the message has anything of the user besides results of calls."""
     return message.role == "user" and any(
         isinstance(block, str) or block.type != "tool_result" for block in message.content
     )
@@ -140,12 +140,15 @@ def _add(turn: Turn, block: MessagesBlock, path: str) -> None:
     elif block.type == "tool_use":
         name, call_id = _required(block, "name", path), _required(block, "id", path)
         turn.calls.append(Call(path, ToolCall(FunctionCall(name, block.input or {}), call_id, "function")))
-    elif block.type != "redacted_thinking":  # that is of another model, which alone can read it
+    elif (
+        block.type != "redacted_thinking"
+    ):  # encrypted thinking of another model, which this server cannot read
         turn.texts.append(_text(block, path))
 
 
 def _result(block: MessagesBlock, path: str) -> Turn:
-    """What a tool said. Chat templates know no field for its failure, so its text says so."""
+    """Returns the turn of a tool's result. Chat templates have no field for a failed call, so that the
+    text says it."""
     texts = [] if block.content is None else _texts(block.content, f"{path}.content", shows_lines=True)
     blocks = block.content if isinstance(block.content, list) else []
     hidden = [f"{path}.content[{i}]" for i, one in enumerate(blocks) if one.type in MEDIA]
@@ -155,7 +158,7 @@ def _result(block: MessagesBlock, path: str) -> Turn:
 
 
 def _texts(content: Content, path: str, *, shows_lines: bool = False) -> list[str]:
-    """shows_lines: a line takes the place of a block that is no text."""
+    """shows_lines: a line replaces a block that is no text."""
     if isinstance(content, str):
         return [content]
     return [
@@ -169,7 +172,7 @@ def _texts(content: Content, path: str, *, shows_lines: bool = False) -> list[st
 def _text(block: MessagesBlock, path: str) -> str:
     if block.type == "text":
         return _required(block, "text", path)
-    if block.type == "tool_reference":  # every tool is in the prompt: its name is all that there is to tell
+    if block.type == "tool_reference":  # every tool is in the prompt, so that its name is sufficient
         return _required(block, "tool_name", path)
     message = f"{path}.type is {block.type!r}; this server reads text: blocks of type 'text', and tools and their results"
     raise ApiError(message, param=f"{path}.type", code="unsupported_content")

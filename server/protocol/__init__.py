@@ -1,5 +1,5 @@
-"""The wire format of the API: bodies in, bodies out, as OpenAI names their fields; one file an endpoint.
+"""The wire format of the API: request and response bodies with OpenAI's field names, one file for each
+endpoint.
 
-Knows no tokenizer and no engine's state; what a value means for a model is decided in `prompt` and
-`sampling`.
+It knows no tokenizer and no engine; the meaning of a value for a model is decided in `text` and `generation`.
 """

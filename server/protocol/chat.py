@@ -39,18 +39,18 @@ MAX_DOCUMENTS = 1024
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# Roles as chat templates know them, where they differ. `function` is what `tool` was called before.
+# Roles that chat templates know by another name. `function` is an earlier name of `tool`.
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 RESULT_ROLES = ("tool", "function")
 TEXT_TYPES = ("text", "input_text", "output_text")
-# Parts of an assistant's content in which clients keep what the model thought; they are no part of its
-# answer.
+# Parts of an assistant's content in which clients store its reasoning; they do not belong to its answer.
 THOUGHT_TYPES = ("thinking", "redacted_thinking", "reasoning")
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """Only text is served. Other fields of a text part carry no text and are ignored. encrypted_content: of a
-    message that agents send each other in /v1/responses, which a model of this server wrote in clear text."""
+    """A part of a message's content. Only text is served; other fields of a text part carry no text and
+    are ignored. encrypted_content: of a message between agents in /v1/responses, which a model of this
+    server wrote in clear text."""
 
     unserved: ClassVar[Table] = CONTENT_PART
     passes_unknown: ClassVar[bool] = True
@@ -65,7 +65,8 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """content: may be left out by an assistant, whose refusal then is the text, and by the result of a call.
+    """A message. content: optional for an assistant, whose refusal then is the text, and for the result of a
+    call.
 
     tool_calls, function_call, reasoning_content and its other name reasoning: of an assistant. tool_call_id:
     of a result.
@@ -85,13 +86,13 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def thoughts(self) -> str | None:
-        """What an assistant thought before its answer, where the client kept it as a text."""
+        """Returns the assistant's reasoning before its answer, if the client stored it as a text."""
         texts = [text for text in (self.reasoning_content, self.reasoning) if isinstance(text, str) and text]
         return texts[0] if texts else None
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer probably is, such as a file of which a few lines change. type: "content"."""
+    """The predicted answer, such as a file of which a few lines change. type: "content"."""
 
     content: str | list[ContentPart]
     type: str = "content"
@@ -119,7 +120,7 @@ class ChatRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """max_completion_tokens, or max_tokens as it was called before."""
+        """Returns max_completion_tokens, or max_tokens, its earlier name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -136,7 +137,7 @@ RANGES: Ranges = {
 
 
 def check(request: ChatRequest) -> None:
-    """Refuses values out of range and fields that are not served, each by name."""
+    """Refuses values out of range and unserved fields, each by name."""
     check_generation(request)
     check_ranges(request, RANGES)
     require(
@@ -158,8 +159,8 @@ def check_effort(effort: str | None) -> None:
 
 
 def predicted_text(request: ChatRequest) -> str | None:
-    """Returns what the answer is predicted to be; None where nothing is. The texts of several parts follow
-    each other, with nothing between them, as the answer has them."""
+    """Returns the predicted answer; None without one. Several parts are joined with nothing between them,
+    as in the answer."""
     prediction = request.prediction
     if prediction is None:
         return None
@@ -169,7 +170,7 @@ def predicted_text(request: ChatRequest) -> str | None:
 
 
 class ConversationFields(Protocol):
-    """The fields of a body that make its conversation."""
+    """The fields of a body that define its conversation."""
 
     @property
     def messages(self) -> list[Message] | None: ...
@@ -188,8 +189,8 @@ class ConversationFields(Protocol):
 
 
 def conversation_of(body: ConversationFields) -> Conversation:
-    """Returns what the chat template is given. A final message that is continued takes the place of the
-    prompt for an answer, unless the body asks for both, which rendering refuses."""
+    """Returns the input of the chat template. Continuing the final message replaces the prompt for an
+    answer, unless the body asks for both, which rendering refuses."""
     messages = body.messages or []
     check_messages(messages)
     check_count("documents", body.documents, MAX_DOCUMENTS, "documents")
@@ -211,8 +212,8 @@ def check_messages(messages: Sequence[object]) -> None:
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: contents as strings, no developers, calls with their
-    arguments as objects."""
+    """Returns the messages as chat templates expect them: contents as strings, no developers, and calls
+    with their arguments as objects."""
     last = last_question([message.role for message in messages])
     return [
         _template_message(message, f"messages[{i}]", is_question=i == last)
@@ -221,7 +222,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def hidden_media(messages: Sequence[Message]) -> list[str]:
-    """Returns the paths of the parts that a line takes the place of."""
+    """Returns the paths of the parts that a line replaces."""
     last = last_question([message.role for message in messages])
     return [
         f"messages[{i}].content[{j}]"
@@ -233,7 +234,8 @@ def hidden_media(messages: Sequence[Message]) -> list[str]:
 
 
 def _must_show(message: Message, *, is_question: bool) -> bool:
-    """What a client can leave out; the turns before are a history, which it keeps."""
+    """Returns whether the message must be shown in full. A client can leave its parts out, but keeps the
+    earlier turns as a history."""
     return is_question or message.role in ("system", "developer")
 
 
@@ -257,13 +259,13 @@ def _template_message(message: Message, where: str, *, is_question: bool) -> dic
     if calls := _calls(message, where):
         plain["tool_calls"] = calls
     if is_assistant and message.thoughts is not None:
-        # Templates read it by one of these names: most by the first, those of gpt-oss by the last.
+        # Templates read it under one of these names: most under the first, those of gpt-oss under the last.
         plain |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), message.thoughts)
     return plain
 
 
 def _calls(message: Message, where: str) -> list[dict[str, Any]]:
-    """The calls of an assistant's message; `function_call` is what `tool_calls` was called before."""
+    """Returns the calls of an assistant's message; `function_call` is the earlier name of `tool_calls`."""
     for name in ("tool_calls", "function_call"):
         path = f"{where}.{name}"
         is_absent = not getattr(message, name) or message.role == "assistant"
@@ -280,7 +282,7 @@ def _calls(message: Message, where: str) -> list[dict[str, Any]]:
 def _text(
     content: str | list[ContentPart], where: str, *, is_assistant: bool, must_show: bool, between: str = "\n"
 ) -> str:
-    """The parts of a list are lines of one text, or have `between` between them."""
+    """Returns the text of a content. The parts of a list are joined by `between`."""
     if isinstance(content, str):
         return content
     lines = []
@@ -304,7 +306,7 @@ def _text(
 
 
 class TopLogprob(msgspec.Struct):
-    """bytes: of the token; `token` shows what is not whole characters as replacement characters."""
+    """bytes: those of the token; in `token`, incomplete characters are replacement characters."""
 
     token: str
     logprob: float
@@ -324,7 +326,7 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class AnswerFunction(msgspec.Struct):
-    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced."""
+    """arguments: JSON as text, as the model wrote it; an object of the schema only if that is enforced."""
 
     name: str
     arguments: str
@@ -337,8 +339,8 @@ class AnswerCall(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """content: null where there are calls alone. reasoning_content, reasoning: the same text by both its
-    names; only of models that reason, null where the model did not."""
+    """content: null if there are only calls. reasoning_content, reasoning: the same text under both its
+    names; only for models that reason, null if the model did not."""
 
     content: str | None
     role: str = "assistant"
@@ -371,7 +373,7 @@ class ChatCompletion(msgspec.Struct):
 
 
 class DeltaCall(msgspec.Struct):
-    """A whole call. index: its place among the calls of its choice."""
+    """A complete call. index: its place among the calls of its choice."""
 
     index: int
     id: str

@@ -1,4 +1,4 @@
-"""Refusals of single values: each names the field, the value and the limit."""
+"""Refusals of single values; each names the field, the value and the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def missing(path: str) -> ApiError:
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """None is no value. NaN is out of every range."""
+    """Refuses values out of the range, and NaN. None means no value."""
     require(value is None or low <= value <= high, name, value, f"{low} to {high}")
 
 

@@ -27,8 +27,8 @@ Prompt = str | list[str | int | list[int]]
 
 
 class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=True):
-    """best_of: the number of generated candidates, of which the n with the highest log-probability a token
-    are answered. suffix: the text after a gap that the completion fills; an empty one is none."""
+    """best_of: the number of generated candidates; the n with the highest log-probability a token are
+    returned. suffix: the text after a gap that the completion fills; an empty one counts as none."""
 
     unserved: ClassVar[Table] = COMPLETIONS
     other_names: ClassVar[OtherNames] = other_names.COMPLETIONS
@@ -42,7 +42,7 @@ class CompletionRequest(GenerationFields, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def num_candidates(self) -> int:
-        """Choices generated for each prompt."""
+        """Returns the number of choices generated for each prompt."""
         return max(self.n or 1, self.best_of or 1)
 
 
@@ -50,7 +50,7 @@ RANGES: Ranges = {"max_tokens": (0, MAX_INTEGER), "logprobs": (0, MAX_LOGPROBS),
 
 
 def check(request: CompletionRequest) -> None:
-    """Refuses values out of range and fields that are not served, each by name."""
+    """Refuses values out of range and unserved fields, each by name."""
     check_generation(request)
     check_ranges(request, RANGES)
     require(request.max_tokens != 0 or bool(request.echo), "max_tokens", 0, "1 or more (0 with echo only)")
@@ -68,9 +68,10 @@ def check(request: CompletionRequest) -> None:
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Lists of one length, an entry a token. text_offset: where its text begins in the choice's text.
+    """Lists of one length, with an entry for each token. text_offset: the index of its text in the choice's
+    text.
 
-    The first token of an echoed prompt has no log-probability: nothing is before it.
+    The first token of an echoed prompt has no log-probability, since nothing precedes it.
     """
 
     tokens: list[str]
@@ -80,7 +81,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """A whole choice, or a piece of one in a stream. stop_reason: with finish_reason only; see
+    """A whole choice, or a piece of one in a stream. stop_reason: only with finish_reason; see
     docs/api.md."""
 
     index: int

@@ -1,8 +1,8 @@
-"""Bytes to a body of a known kind; what is wrong is named by its path, in the words of JSON.
+"""Decodes bytes to a body of a known kind. Errors name the path of the field, in the words of JSON.
 
-Most bodies are decoded at once. One that does not fit is read again without types: fields that are null,
-change nothing or are unknown are dropped, whole numbers written as 5.0 become 5, and what is wrong then is
-refused by its path.
+Most bodies are decoded at once. A body that does not fit is read again without types: fields that are null,
+have no effect or are unknown are dropped, whole numbers written as 5.0 become 5, and any remaining fault is
+refused with its path.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from headway.server.protocol.unserved import PAGE, Group, Table
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-# Longer lists of values are left as they are: the limits of their fields refuse them, or they hold token ids.
+# Longer lists of values are left as they are: the limits of their fields refuse them, or they contain token
+# ids.
 MAX_TIDIED = 4096
 MAX_NAME = 64  # characters of an unknown name that an error repeats
 MAX_EXACT = 2**53  # whole numbers up to here are exact as floats
-MAX_UNKNOWN = 1024  # names of one body that are compared with served ones, and that are told
-MIN_LIKENESS = 0.8  # of a name that is offered in the place of an unknown one
+MAX_UNKNOWN = 1024  # unknown names of one body that are compared with known ones, and reported
+MIN_LIKENESS = 0.8  # the similarity of a name that is suggested instead of an unknown one
 
 _EXPECTED = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "an array",
@@ -41,10 +42,10 @@ _FOUND = _EXPECTED | {"bool": "a boolean", "null": "null"}
 def decode(
     body: bytes, kind: type[Body], ignored: list[str] | None = None, *, refuses_unknown: bool = False
 ) -> Body:
-    """The body as JSON, whatever its content type. Raises ApiError that names the field at fault.
+    """Decodes a body of JSON, whatever its content type. Raises ApiError that names the field at fault.
 
-    ignored: the paths of fields without effect are added to it, of each name in a kind of object the first.
-    refuses_unknown: a field that nobody knows is refused, too.
+    ignored: receives the paths of fields without effect, the first of each name in a kind of object.
+    refuses_unknown: unknown fields are refused, too.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -57,7 +58,7 @@ def decode(
 def _decode_again(body: bytes, kind: type[Body], ignored: list[str], refuses_unknown: bool) -> Body:
     try:
         value = msgspec.json.decode(body)
-    except msgspec.ValidationError:  # without types only a number can be at fault
+    except msgspec.ValidationError:  # without types only a number can be invalid
         message = "the body has a number that is out of range; numbers may be -1.79e308 to 1.79e308"
         raise ApiError(message, code="invalid_value") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -81,16 +82,16 @@ def _unreadable(error: Exception) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one body. ignored: by kind of object and name, the first path of a field without effect. passed:
-    unknown names that are not misspelt."""
+    """Reads one body. ignored: the first path of a field without effect, by kind of object and name.
+    passed: unknown names that are not misspelt."""
 
     refuses_unknown: bool
     ignored: dict[tuple[type, str], str] = field(default_factory=dict)
     passed: set[tuple[type, str]] = field(default_factory=set)
 
     def tidied(self, value: object, kind: type[msgspec.Struct], where: str) -> object:
-        """The value without fields that are null or have no effect. where: its path with a dot at the end, or
-        ""."""
+        """Returns the value without fields that are null or have no effect. where: its path with a dot at
+        the end, or ""."""
         if not isinstance(value, dict):
             return value
         fields = _fields(kind)
@@ -120,8 +121,7 @@ class _Reader:
     def _rename(
         self, given: dict[str, object], other_names: OtherNames, kept: dict[str, object], where: str
     ) -> None:
-        """Values of other names become those of their fields. Raises ApiError for two names whose values
-        differ."""
+        """Moves values of other names to their fields. Raises ApiError if the values of two names differ."""
         names = {own: own for own in kept}
         for name, entry in given.items():
             if entry is None or entry in NO_VALUE.get(name, ()):
@@ -135,7 +135,7 @@ class _Reader:
                 raise ApiError(message, param=where + name, code="invalid_value")
 
     def _tidied_field(self, value: object, kind: type[msgspec.Struct] | None, path: str) -> object:
-        """kind: of the value, or of its entries if it is a list; None if it is no object."""
+        """kind: the kind of the value, or of the entries of a list; None for values that are no objects."""
         if isinstance(value, str):
             return value
         if isinstance(value, list) and (kind is not None or len(value) <= MAX_TIDIED):
@@ -145,8 +145,8 @@ class _Reader:
         return value if kind is None else self.tidied(value, kind, f"{path}.")
 
     def _pass_unknown(self, name: str, value: object, where: str, kind: type[msgspec.Struct]) -> None:
-        """Raises ApiError for a name that is probably a served one, misspelt: ignoring it would change what
-        is asked for."""
+        """Ignores an unknown name. Raises ApiError if it is probably a misspelt known one: ignoring it
+        would change the request."""
         if (kind, name) in self.passed or len(self.passed) >= MAX_UNKNOWN:
             self._ignore(name, value, where, kind)
             return
@@ -175,8 +175,8 @@ def _shown(value: object) -> str:
 
 
 def is_slip(name: str, known: str) -> bool:
-    """Whether the name is the known one with a letter more, less or different, or with two neighbours
-    swapped."""
+    """Returns whether the name is the known one with a letter more, less or different, or with two
+    neighbours swapped."""
     if abs(len(name) - len(known)) > 1 or name == known:
         return False
     start = next(
@@ -190,13 +190,13 @@ def is_slip(name: str, known: str) -> bool:
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """Returns by field name the kind of object that the field holds, alone or in a list."""
+    """Returns the kind of object in each field, alone or in a list, by field name."""
     return {field.encode_name: next(_structs(field.type), None) for field in msgspec.structs.fields(kind)}
 
 
 @cache
 def _nullable(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Fields that a body must have and that may be null: there null is no field that was left out."""
+    """Returns the required fields that may be null: null does not mean there that the field was left out."""
     fields = msgspec.structs.fields(kind)
     return frozenset(f.encode_name for f in fields if f.required and NoneType in get_args(f.type))
 
@@ -214,10 +214,10 @@ def unserved_error(path: str, group: Group) -> ApiError:
 
 
 def _refusal(message: str) -> ApiError:
-    """msgspec's message, with the path as `param` and the names of JSON's types."""
+    """Returns msgspec's error with the path as `param` and the names of JSON's types."""
     what, _, place = message.partition(" - at ")
     path = re.sub(r".*`\$\.?(.*)`", r"\1", place)
-    is_entry = path.endswith("[...]")  # a value of an object whose keys are free
+    is_entry = path.endswith("[...]")  # a value of an object with arbitrary keys
     path = path.replace("[...]", "")
     name = f"an entry of {path}" if is_entry else path or "the body"
     absent = re.search(r"required field `([^`]*)`", what)

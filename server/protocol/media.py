@@ -1,5 +1,4 @@
-"""Parts of messages that are no text, which this server cannot show a model: a line takes their place in a
-history."""
+"""Parts of messages that are no text and cannot be shown to a model: in a history a line replaces them."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.server.base.errors import ApiError
 
-# By the type of a part, or of a block: what the line calls it.
+# The line's word for each type of a part or a block.
 MEDIA = {
     "image_url": "image", "input_image": "image", "image": "image", "input_audio": "audio", "audio_url": "audio", "audio": "audio",
     "video_url": "video", "video": "video", "file": "file", "input_file": "file", "document": "document",
@@ -15,12 +14,12 @@ MEDIA = {
 
 
 def last_question(roles: Sequence[str]) -> int | None:
-    """The index of the last message of the user, whose pictures the answer would need."""
+    """Returns the index of the last message of the user, whose pictures the answer would need."""
     return max((i for i, role in enumerate(roles) if role == "user"), default=None)
 
 
 def media_line(kind: str, path: str, *, must_show: bool) -> str:
-    """Returns what stands in the place of a part. must_show: the answer would need it; raises ApiError."""
+    """Returns the line that replaces a part. must_show: the answer would need the part; raises ApiError."""
     if must_show:
         message = (
             f"{path} is {kind!r}; this model reads text: describe in a part of type 'text' what it shows, or leave it out. In results "

@@ -1,7 +1,6 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API, bodies in, bodies and events
-out.
+"""POST /v1/messages and /v1/messages/count_tokens: bodies and events of Anthropic's Messages API.
 
-What a field means for a chat is decided in `messages_translation`.
+The package messages_api translates the fields to those of a chat.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "t
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "adaptive", "disabled")
 DISPLAYS = ("summarized", "updates", "omitted")
-# Types of tool_choice, and what a chat calls them.
+# Types of tool_choice, and their names in a chat.
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# What it asks for holds already: the chat template decides which thoughts of earlier turns the model sees.
+# The accepted edits, which have no effect: the chat template decides which thoughts of earlier turns the
+# model sees.
 EDITS = ("clear_thinking_20251015",)
 
 
@@ -68,10 +68,10 @@ class MessagesTurn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesTool(msgspec.Struct, forbid_unknown_fields=True):
-    """type: custom, or None for it; other types, which have other fields, are refused by name. What clients
-    keep with a tool beside these fields is ignored.
+    """A tool. type: custom, or None for it; other types, which have other fields, are refused by name.
+    Further fields that clients store with a tool are ignored.
 
-    input_schema: a JSON Schema of the arguments. strict: arguments are held against it while they are
+    input_schema: a JSON Schema of the arguments. strict: the schema is enforced while arguments are
     generated.
     """
 
@@ -128,8 +128,8 @@ class MessagesContext(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the prompt is made of. output_format: what output_config.format was called before. thread: a
-    conversation that the server keeps, of which there is none."""
+    """The fields of the prompt. output_format: the earlier name of output_config.format. thread: a
+    conversation stored by the server, which is refused."""
 
     unserved: ClassVar[Table] = MESSAGES
 
@@ -191,10 +191,10 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class MessagesUsage(msgspec.Struct):
-    """The tokens of the prompt are input_tokens and cache_read_input_tokens together; the latter came from
+    """input_tokens and cache_read_input_tokens together are the tokens of the prompt; the latter came from
     the prefix cache.
 
-    output_tokens_details: only of models that reason and have tokens for the delimiters.
+    output_tokens_details: only for models that reason and have tokens as delimiters.
     """
 
     input_tokens: int

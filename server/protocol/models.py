@@ -1,5 +1,4 @@
-"""GET /v1/models: one entry in the words of OpenAI, vLLM, OpenRouter and Anthropic, whose names of fields
-differ."""
+"""GET /v1/models: one entry with the fields of OpenAI, vLLM, OpenRouter and Anthropic, whose names differ."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ class ContextCapability(Support):
 
 
 class EffortCapability(Support):
-    """Levels of output_config.effort between which the model tells a difference."""
+    """The levels of output_config.effort that the model distinguishes."""
 
     low: Support
     medium: Support
@@ -41,7 +40,7 @@ class ThinkingCapability(Support):
 
 
 class Capabilities(msgspec.Struct):
-    """Anthropic's."""
+    """Anthropic's description of a model's capabilities."""
 
     batch: Support
     citations: Support
@@ -56,7 +55,7 @@ class Capabilities(msgspec.Struct):
 
 
 class Modalities(msgspec.Struct):
-    """OpenRouter's."""
+    """OpenRouter's description of inputs and outputs."""
 
     input_modalities: list[str]
     output_modalities: list[str]
@@ -86,7 +85,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """has_more, first_id, last_id: Anthropic's; the list is whole."""
+    """has_more, first_id, last_id: Anthropic's fields; the list is always complete."""
 
     data: list[ModelCard]
     object: str = "list"

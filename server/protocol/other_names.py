@@ -1,5 +1,4 @@
-"""Names that other servers have for fields which are served here. A body may have a field by any of its
-names."""
+"""Other servers' names of fields that are served here. A body may use any of the names of a field."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ RESPONSES = {
 MESSAGES = dict.fromkeys((*_LIMITS, "max_completion_tokens", "max_output_tokens"), "max_tokens") | {
     "stopping_strings": "stop_sequences"
 }
-# Values of other names that stand for no value.
+# Values of other names that mean no value.
 NO_LIMIT = (-1,)
 NO_VALUE: Mapping[str, tuple[object, ...]] = dict.fromkeys(_LIMITS, NO_LIMIT) | {
     "extra_key": ("",),

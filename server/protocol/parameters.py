@@ -37,10 +37,10 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Speculation(msgspec.Struct, forbid_unknown_fields=True):
-    """Headway's own. max_draft_tokens: drafts a round that this request may get, the server's depth at most;
-    0 turns speculation off. report: the answer tells drafted and accepted tokens by position.
-    draft_positions: each choice tells which of its tokens were drafts. exact: drafts change no text, though
-    the server be LOSSY (--relaxed-thinking)."""
+    """Headway's own field. max_draft_tokens: the most drafts a round for this request, up to the server's
+    depth; 0 turns speculation off. report: the answer tells drafted and accepted tokens by position.
+    draft_positions: each choice tells which of its tokens were drafts. exact: drafts change no text even
+    on a LOSSY server (--relaxed-thinking)."""
 
     max_draft_tokens: int | None = None
     report: bool | None = None
@@ -49,8 +49,8 @@ class Speculation(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of every request for an answer in OpenAI's APIs: what tokens it may have, when it ends, how
-    it is served."""
+    """The fields of every request for an answer in OpenAI's APIs: sampling, the end of the text, and
+    scheduling."""
 
     model: str | None = None
     seed: int | None = None
@@ -79,9 +79,9 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chats have besides. At most one of structured_outputs, response_format, those
-    named guided and the five after them, which SGLang, llama.cpp, TGI and Ollama have, says what the text may
-    be."""
+    """Further fields of completions and chats. The form of the text is defined by at most one of
+    structured_outputs, response_format, the guided_* fields and the five fields after them, which come
+    from SGLang, llama.cpp, TGI and Ollama."""
 
     n: int | None = None
     max_tokens: int | None = None

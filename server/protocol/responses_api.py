@@ -1,4 +1,4 @@
-"""POST /v1/responses: what a client asks. The answer's objects are in responses_objects.py."""
+"""POST /v1/responses: the body of a request. The objects of the answer are in responses_objects.py."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headway.server.protocol.unserved import INPUT_ITEM, RESPONSES, RESPONSES_TO
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-SUMMARIES = ("auto", "concise", "detailed")  # of the reasoning
+SUMMARIES = ("auto", "concise", "detailed")  # kinds of summaries of the reasoning
 INCLUDES = (LOGPROBS, ENCRYPTED_REASONING)
 
 
 class ToolFormat(msgspec.Struct):
-    """What the input of a custom tool looks like. type: text or grammar. syntax, definition: of a grammar,
-    which the model is told and which is not enforced."""
+    """The format of a custom tool's input. type: text or grammar. syntax, definition: a grammar, which the
+    model is told, but which is not enforced."""
 
     type: str | None = None
     syntax: str | None = None
@@ -31,11 +31,11 @@ class ToolFormat(msgspec.Struct):
 
 
 class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A function, a custom tool, which is given a text, a group of both (type namespace), or a client's
+    """A function, a custom tool, whose input is a text, a group of both (type namespace), or a client's
     search for tools.
 
-    parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are
-    held against it while they are generated; false if left out. format: of a custom tool. tools: of a
+    parameters: a JSON Schema of the arguments; None for a function without arguments. strict: the schema is
+    enforced while arguments are generated; false if left out. format: of a custom tool. tools: of a
     namespace. execution: of a search. type: None only within items that are left out.
     """
 
@@ -52,13 +52,12 @@ class ResponseTool(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """An item of the conversation; fields of other kinds of items are ignored, for their type is refused.
+    """An item of the conversation. Fields of other kinds of items are ignored, since their types are refused.
 
-    type: None for a message. role, content: of a message; content is also the text of an item of reasoning,
-    whose encrypted_content, else its summary, takes its place where it is missing. call_id, name, namespace,
-    arguments: of a function's call; call_id, output: of its result. input: of a custom tool's call. action:
-    of a shell's call. tools: of the result of a search for tools, or of an item that adds some; execution:
-    who searched.
+    type: None for a message. role, content: of a message; content is also the text of a reasoning item, for
+    which encrypted_content, or else summary, is used if it is missing. call_id, name, namespace, arguments:
+    of a function's call; call_id, output: of its result. input: of a custom tool's call. action: of a shell's
+    call. tools: of the result of a search for tools, or of an item that adds tools; execution: who searched.
     """
 
     unserved: ClassVar[Table] = INPUT_ITEM
@@ -101,7 +100,7 @@ class ChoiceOfTools(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """type: text, json_object or json_schema. schema, name, strict, description: of a json_schema. strict:
-    what of it cannot be enforced is refused."""
+    keywords that cannot be enforced are refused."""
 
     type: str | None = None
     name: str | None = None
@@ -116,8 +115,8 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """summary: one of SUMMARIES, each for a copy of the reasoning, which is told as it is; generate_summary:
-    its earlier name. The last two are hints that change nothing here."""
+    """summary: one of SUMMARIES, each for a copy of the whole reasoning; generate_summary: its earlier
+    name. The last two are hints without effect."""
 
     effort: str | None = None
     summary: object = None
@@ -127,15 +126,15 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Neither changes anything: the last event always has the usage."""
+    """Options without effect: the last event always has the usage."""
 
     include_obfuscation: bool | None = None
     include_usage: bool | None = None
 
 
 class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """store: no answer is kept, whatever it says. reasoning_effort: reasoning.effort, as chats have it.
-    The last four: Headway's and other servers' own fields, as in chats."""
+    """store: no answer is stored, whatever it says. reasoning_effort: reasoning.effort under the name that
+    it has in chats. The last four are fields of Headway and other servers, as in chats."""
 
     unserved: ClassVar[Table] = RESPONSES
     other_names: ClassVar[OtherNames] = other_names.RESPONSES
@@ -164,8 +163,8 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def wants_carried_reasoning(self) -> bool:
-        """Whether the client is to get reasoning in a form that it sends back: it asks for it, or says that
-        it keeps the conversation itself."""
+        """Returns whether the client gets reasoning in a form that it can send back: it asks for it, or
+        says that it stores the conversation itself."""
         return self.store is False or ENCRYPTED_REASONING in (self.include or ())
 
     @property

@@ -15,7 +15,7 @@ from headway.server.protocol.responses_objects import (
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="type"):
-    """sequence_number: from 0, written as the event is sent."""
+    """sequence_number: counts from 0; set when the event is sent."""
 
     sequence_number: int = 0
 

@@ -1,4 +1,4 @@
-"""The answer of /v1/responses: its items, and the object that has them."""
+"""The answer of /v1/responses: its items, and the object that contains them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.server.protocol.usage import SpeculationReport
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    """logprobs: of the text's tokens, if asked for."""
+    """logprobs: those of the text's tokens, if requested."""
 
     text: str
     logprobs: list[TokenLogprob] = []
@@ -29,7 +29,7 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
 
 
 class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """status: in_progress, completed or incomplete, as of all items."""
+    """status: in_progress, completed or incomplete, as for all items."""
 
     id: str
     status: str
@@ -38,9 +38,8 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """What the model thought, whole and in clear text. summary: the same once more, if one is asked for.
-    encrypted_content: the same for clients that send back nothing else, if it is asked for and the item is
-    complete."""
+    """The model's whole reasoning in clear text. summary: a copy of it, if requested. encrypted_content: a
+    copy for clients that send back nothing else, if requested and the item is complete."""
 
     id: str
     status: str
@@ -50,7 +49,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """arguments: JSON as text, as the model wrote it: an object by the schema only where that is enforced.
+    """arguments: JSON as text, as the model wrote it; an object of the schema only if that is enforced.
     namespace: the group of the function, if it is in one."""
 
     id: str
@@ -62,7 +61,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="funct
 
 
 class CustomCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
-    """A call of a tool that is given a text."""
+    """A call of a tool whose input is a text."""
 
     id: str
     status: str
@@ -87,16 +86,16 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class InputTokensDetails(msgspec.Struct):
-    """cached_tokens: prompt tokens that came from the prefix cache. cache_write_tokens: a price elsewhere, 0
-    here."""
+    """cached_tokens: prompt tokens that came from the prefix cache. cache_write_tokens: priced elsewhere,
+    always 0 here."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """reasoning_tokens: those between the delimiters of the reasoning; 0 where these are no tokens of the
-    model."""
+    """reasoning_tokens: those between the delimiters of the reasoning; 0 if the delimiters are no tokens
+    of the model."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -112,8 +111,8 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseFault(msgspec.Struct):
-    """code: one of OpenAI's few words: server_error, rate_limit_exceeded or invalid_prompt. The message says
-    more."""
+    """code: server_error, rate_limit_exceeded or invalid_prompt, OpenAI's codes. The message is more
+    specific."""
 
     code: str
     message: str
@@ -130,8 +129,8 @@ class ReasoningEcho(msgspec.Struct):
 
 class ResponseObject(msgspec.Struct, kw_only=True):
     """output: complete items. usage, completed_at: None until the answer has ended; completed_at and
-    created_at are Unix seconds. Of the rest most repeats the request; null is what it left out and the server
-    has no value for."""
+    created_at are Unix seconds. Most other fields repeat the request; null means that it left them out and
+    the server has no value for them."""
 
     id: str
     object: str = "response"

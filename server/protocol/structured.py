@@ -1,4 +1,4 @@
-"""Objects by which a client says what the text of an answer may be; grammar/text_forms.py reads them."""
+"""Objects by which a client defines the form of an answer's text; grammar/text_forms.py reads them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ JsonSchema = dict[str, object] | bool
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """strict: a keyword that cannot be enforced is refused, else it is left out. name, description: for the
-    model's prompt elsewhere; no text here."""
+    """strict: a keyword that cannot be enforced is refused, instead of left out. name, description: for
+    the prompt on other servers; without effect here."""
 
     name: str | None = None
     schema: JsonSchema | None = None
@@ -22,9 +22,9 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's form. type: None for text. schema, name, strict, description: those of a json_schema or a
-    json_object beside its type, as llama.cpp and the Responses API have them. value: of the types json,
-    json_schema and regex, as TGI has it."""
+    """OpenAI's format. type: None for text. schema, name, strict, description: those of a json_schema or a
+    json_object beside its type, as in llama.cpp and the Responses API. value: for the types json,
+    json_schema and regex, as in TGI."""
 
     type: str | None = None
     json_schema: JsonSchemaFormat | None = None
@@ -36,7 +36,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's form; one of its fields."""
+    """vLLM's format, of which one field is set."""
 
     unserved: ClassVar[Table] = STRUCTURED_OUTPUTS
 

@@ -14,9 +14,9 @@ CHAT_FIELDS = ("tools", "documents", "reasoning_effort", "chat_template_kwargs",
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Either a prompt or messages. add_special_tokens: as for a prompt of /v1/completions; it is the default.
+    """Either a prompt or messages. add_special_tokens: as for a prompt of /v1/completions; true by default.
 
-    return_token_strs: true by default, false leaves them out. The fields from tools on are those of a chat.
+    return_token_strs: true by default; false leaves them out. The fields from tools on are those of a chat.
     """
 
     unserved: ClassVar[Table] = TOKENIZE
@@ -35,7 +35,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct):
-    """token_strs: the text of each token, written as in log-probabilities; null where it was not wanted."""
+    """token_strs: the text of each token, written as in log-probabilities; null if not requested."""
 
     count: int
     max_model_len: int

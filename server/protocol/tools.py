@@ -1,5 +1,4 @@
-"""Tools that a model may call: their definitions, the choice among them, and earlier calls of a
-conversation."""
+"""Tools that a model may call: their definitions, the choice among them, and calls in earlier turns."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ Reference = TypeVar("Reference")
 
 
 class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
-    """parameters: a JSON Schema of the arguments; None for a function that takes none. strict: arguments are
-    held against it while they are generated."""
+    """parameters: a JSON Schema of the arguments; None for a function without arguments. strict: the
+    schema is enforced while arguments are generated."""
 
     unserved: ClassVar[Table] = FUNCTION
 
@@ -33,7 +32,7 @@ class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """Only functions are served."""
+    """A tool. Only functions are served."""
 
     unserved: ClassVar[Table] = TOOL
 
@@ -49,7 +48,7 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ToolReference(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool by the name of its function, which stands within `function` or beside the type."""
+    """A tool by the name of its function, which is within `function` or beside the type."""
 
     passes_unknown: ClassVar[bool] = True
 
@@ -66,8 +65,8 @@ class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """The choice of one function by its name, or of some tools (type allowed_tools) by a mode, auto or
-    required, which stands with them within `allowed_tools` or beside the type."""
+    """The choice of one function by name, or of some tools (type allowed_tools) by a mode, auto or
+    required. The tools and the mode are within `allowed_tools` or beside the type."""
 
     type: str
     function: NamedFunction | None = None
@@ -91,7 +90,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of an earlier answer. What clients keep with it beside these fields is ignored."""
+    """A call of an earlier answer. Further fields that clients store with it are ignored."""
 
     passes_unknown: ClassVar[bool] = True
 
@@ -108,7 +107,8 @@ def allowed_tools(
 ) -> tuple[str, set[str]]:
     """Returns the mode of a choice of some tools, and the names of their functions.
 
-    where: the path of the choice. named: the functions that a reference means, which gets its path, too.
+    where: the path of the choice. named: returns the functions of a reference, given the reference and its
+    path.
     """
     mode = mode or "auto"
     require(mode in ("auto", "required"), f"{where}.mode", repr(mode[:64]), "'auto' or 'required'")
@@ -119,8 +119,8 @@ def allowed_tools(
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    """Refuses definitions that are not those of functions, and a choice of what is not among them, each by
-    its path."""
+    """Refuses definitions that are no functions, and a choice of tools that are not defined, each by its
+    path."""
     check_count("tools", tools, MAX_TOOLS, "tools")
     seen: dict[str, int] = {}
     for i, tool in enumerate(tools or ()):
@@ -184,14 +184,13 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    """The tools as chat templates expect them: OpenAI's form without what is meant for the server alone. None
-    without tools."""
+    """Returns the tools as chat templates expect them: in OpenAI's form without fields for the server.
+    None without tools."""
     return [_tool(tool, with_strict=False) for tool in tools or ()] or None
 
 
 def grammar_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
-    """The tools as formats of model output expect them: OpenAI's form, each with `strict` where it is
-    true."""
+    """Returns the tools as output formats expect them: in OpenAI's form, with `strict` if it is true."""
     return [_tool(tool, with_strict=True) for tool in tools or ()]
 
 
@@ -208,8 +207,8 @@ def _tool(tool: Tool, *, with_strict: bool) -> dict[str, Any]:
 
 
 def template_calls(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
-    """The calls of an earlier answer as chat templates expect them: their arguments are objects. where: their
-    path."""
+    """Returns the calls of an earlier answer as chat templates expect them, with arguments as objects.
+    where: their path."""
     check_count(where, calls, MAX_TOOL_CALLS, "calls")
     return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
@@ -226,8 +225,8 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Templates write an object's entries, or the object as JSON; a text that is no JSON stays as it is. No
-    value is an empty object."""
+    """Returns the arguments for a template, which writes an object's entries or its JSON. A text that is
+    no JSON stays as it is; no value is an empty object."""
     if not isinstance(arguments, str):
         return arguments or {}
     if not arguments.strip():

@@ -1,7 +1,7 @@
-"""Fields that clients send and this server does not serve: what each is for, and what to do instead.
+"""Fields that clients send and this server does not serve: their purposes, and what to do instead.
 
-The one table that defines decoding, error messages, the OpenAPI description and docs/api.md. What could
-change the text is refused unless it is null or has a value that changes nothing; everything else is ignored.
+This table defines decoding, error messages, the OpenAPI description and docs/api.md. Fields that could change
+the text are refused unless they are null or have a value without effect; all others are ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ Values = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Fields of one purpose. values: by field name, the values that change nothing; null always passes.
-
+    """Fields of one purpose. values: the values without effect by field name; null is always accepted.
     origin: the APIs that have the fields. instead: what a client should do; empty for ignored fields.
-    example: fields of a body that does so; path: where, "" for the same endpoint. is_ignored: every value
-    passes, and those that ask for something are told.
-    """
+    example: fields of a body that does so; path: its endpoint, "" for the same one. is_ignored: every
+    value is accepted, and effective ones are reported."""
 
     origin: str
     purpose: str
@@ -45,7 +43,8 @@ Table = Mapping[str, Group]
 
 
 def table(groups: Iterable[Group], own: Container[str] = ()) -> dict[str, Group]:
-    """The groups by field name, without the API's own fields. Raises ValueError if a name occurs twice."""
+    """Returns the groups by field name, without the API's own fields. Raises ValueError if a name occurs
+    twice."""
     found: dict[str, Group] = {}
     for group in groups:
         for name in group.values:
@@ -58,7 +57,7 @@ def table(groups: Iterable[Group], own: Container[str] = ()) -> dict[str, Group]
 
 
 def _same(value: object, other: object) -> bool:
-    """Equality of JSON values: 1 and 1.0 are equal, 1 and true are not."""
+    """Returns whether JSON values are equal: 1 and 1.0 are equal, 1 and true are not."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
@@ -71,7 +70,7 @@ def _with(value: object, *names: str) -> dict[str, Values]:
 
 
 def _by_a_chat(group: Group) -> Group:
-    """The group in an API of conversations that lacks the fields of its remedy."""
+    """Returns the group for an API of conversations that lacks the fields of its remedy."""
     if group.is_ignored or group.path:
         return group
     return replace(group, instead=f"send the conversation to {CHATS}, and there {group.instead}", path=CHATS)
@@ -155,7 +154,7 @@ SHARED = (
     Group("Ollama", "a prompt template in the request", f"render the text yourself and send it as `prompt` to {TEXTS}",
           {"template": ("",), "system": ("",), "raw": (False,), "context": ([],)}, example={"prompt": "hello"}, path=TEXTS),
 )  # fmt: skip
-# Within structured_outputs.
+# Fields within structured_outputs.
 STRUCTURED_OUTPUTS = table((
     Group("vLLM", "forms that begin in the middle of a text", "use a Lark grammar as `grammar`", _never("structural_tag"),
           example={"structured_outputs": {"grammar": 'start: "a" | "b"'}}),
@@ -187,7 +186,7 @@ CHAT = table((
     Group("vLLM", "echo and the best of several in a chat", f"send a `prompt` to {TEXTS}", {"echo": (False,), "best_of": (1,)},
           example={"prompt": "hello", "echo": True, "best_of": 2}, path=TEXTS),
 ), own={"prediction"})  # fmt: skip
-# vLLM's /tokenize accepts these in addition to the messages.
+# Fields that vLLM's /tokenize accepts in addition to the messages.
 TOKENIZE = {name: CHAT[name] for name in ("chat_template", "mm_processor_kwargs", "media_io_kwargs")}
 MESSAGE = table((
     Group("Kimi", "tools that a message brings", _TOOLS, {"tools": ([],)}, example={"tools": [_TOOL], "tool_choice": "none"}),
@@ -236,12 +235,12 @@ MESSAGES = table((
           example={"seed": 7, "stop": ["."], "min_p": 0.1, "guided_choice": ["yes", "no"]}, path=CHATS),
     *map(_by_a_chat, SHARED),
 ), own={"thinking", "system"})  # fmt: skip
-# Within blocks of content.
+# Fields within blocks of content.
 MESSAGES_BLOCK = table((
     Group("Anthropic", "what is kept with a block, and fields of blocks of other types", "",
           _never("cache_control", "citations", "caller", "signature", "data", "source", "title", "context", "file_id"), is_ignored=True),
 ))  # fmt: skip
-# Within thinking and output_config.
+# Fields within thinking and output_config.
 MESSAGES_THINKING = table((
     Group("Anthropic", "what to do with a thinking block of another conversation", "", _never("block_binding"), is_ignored=True),
 ))  # fmt: skip
@@ -277,11 +276,11 @@ RESPONSES = table((
           _never("max_tool_calls", "image", "access_programs", "client_metadata"), is_ignored=True),
     *map(_by_a_chat, SHARED),
 ), own={"store", "user", "metadata", "safety_identifier", "prompt_cache_key", "reasoning"})  # fmt: skip
-# Within an item of input: fields of other types, one letter from those that are read.
+# Fields within an item of input: those of other types, which differ by one letter from known ones.
 INPUT_ITEM = table(
     (Group("OpenAI", "fields of items of other types", "", _never("outputs", "actions"), is_ignored=True),)
 )
-# Within a tool of /v1/responses: also the fields of hosted tools, which are refused by their type.
+# Fields within a tool of /v1/responses, including those of hosted tools, whose types are refused.
 RESPONSES_TOOL = table((
     Group("OpenAI", "functions as chats define them", "put `name`, `description`, `parameters` and `strict` beside `type`", _never("function"),
           example={"tools": [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": False}], "tool_choice": "none"}),

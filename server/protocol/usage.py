@@ -1,4 +1,4 @@
-"""Token counts of an answer, and what speculation did for it."""
+"""Token counts of an answer, and the effect of speculation on it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from msgspec import UNSET, UnsetType
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """accepted_prediction_tokens, rejected_prediction_tokens: of the request's `prediction`, those that the
-    answer has and has not; of a request without one, accepted and rejected drafts. reasoning_tokens: those
-    between the delimiters of the reasoning; only of models that reason, and have tokens for the
-    delimiters."""
+    """accepted_prediction_tokens, rejected_prediction_tokens: the tokens of the request's `prediction`
+    that the answer has and has not; without a prediction, the accepted and rejected drafts.
+    reasoning_tokens: those between the delimiters of the reasoning; only for models that reason and have
+    tokens as delimiters."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -32,10 +32,10 @@ class Usage(msgspec.Struct):
 
 
 class SpeculationReport(msgspec.Struct):
-    """By position: entry i is about the drafts at place i + 1 of their windows; all choices together.
+    """Counts by position over all choices: entry i is about the drafts at place i + 1 of their windows.
 
-    estimated_speedup: tokens a second over those that rounds without drafts would have given, by the times of
-    rounds that the engine has measured; None where it has measured none.
+    estimated_speedup: tokens a second over the estimate without drafts, by the measured times of rounds; None
+    if none was measured.
     """
 
     max_draft_tokens: int
@@ -45,11 +45,12 @@ class SpeculationReport(msgspec.Struct):
 
 
 class DraftPositions(msgspec.Struct):
-    """Lists of one length, an entry a token. text_offset: where its text begins in the choice's text.
+    """Lists of one length, with an entry for each token. text_offset: the index of its text in the choice's
+    text.
 
-    draft_positions: the place in its window of a draft that was accepted, from 1; 0 for a token that came
-    from the model itself. delta_offset: where the text of a chunk's delta begins in the choice's text; only
-    of chats whose text is split into parts.
+    draft_positions: the place of an accepted draft in its window, from 1; 0 for a token of the model itself.
+    delta_offset: the index of a chunk's delta in the choice's text; only for chats whose text is split into
+    parts.
     """
 
     draft_positions: list[int]
