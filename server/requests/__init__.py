@@ -1,1 +1,1 @@
-"""A request on its way: the objects that routes share, its body, its answer and its record."""
+"""A request in progress: the objects that routes share, its body, its answer and its record."""

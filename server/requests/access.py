@@ -1,6 +1,6 @@
 """The record of an HTTP request, which is counted and logged in one line when the request ends.
 
-The line has ids, counts, times, and code and field of an error, never a prompt or a text.
+The line has ids, counts, times, and the code and field of an error, but never a prompt or a text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headway.server.http.page import PAGE_PATHS
 from headway.server.requests.answer import Answer
 from headway.server.telemetry.metrics import Metrics, endpoint_of
 
-CLIENT_GONE = 499  # as nginx counts clients that hung up before the answer began
+CLIENT_GONE = 499  # nginx's status for clients that disconnected before the answer began
 
 FIELD_PATH = re.compile(r"[\w.$\[\]-]{1,128}", re.ASCII)
 IGNORED = "X-Headway-Ignored"
-_PARTS = re.compile(r"[.\[]")  # what follows the path of an object or list
-MAX_TOLD = 32  # of the fields that were ignored
+_PARTS = re.compile(r"[.\[]")  # the characters after the path of an object or a list
+MAX_TOLD = 32  # ignored fields in the header
 
-# What probes and scrapers ask again and again does not fill the log.
+# Requests that probes and scrapers repeat all the time are logged only if their outcome is news.
 PROBE_METHODS = ("GET", "HEAD")
 PROBE_PATHS = PAGE_PATHS | {
     "/", "/dashboard/data", "/favicon.ico", "/health", "/health/generate", "/load", "/metrics", "/ping", "/ready",
@@ -41,12 +41,12 @@ logger = logging.getLogger("headway.access")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Mutable: the middleware writes status, error and ended_seconds, the route its answer and model. Seconds
-    are monotonic.
+    """The record of one request. Mutable: the middleware writes status, error and ended_seconds, the route
+    its answer and model. Seconds are monotonic.
 
-    endpoint: as the metrics name it. model: the served name that the request used, or the first. error: what
-    the client was told, by status or as an event of a stream. ignored: paths of what was accepted and has no
-    effect; `tell_ignored` adds to it before the answer starts, and a header tells it.
+    endpoint: the metrics' name of it. model: the served name in the request, or the first one. error: the
+    error that the client was told, by status or as an event of a stream. ignored: paths of accepted fields
+    without effect; `tell_ignored` adds to it before the answer starts, and a header reports it.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class RequestRecord:
     answer: Answer | None = None
     error: ApiError | None = None
     ignored: list[str] = field(default_factory=list)
-    traceparent: str | None = None  # the caller's, as W3C's header has it
+    traceparent: str | None = None  # the caller's W3C header
 
 
 def record_of(request: Request) -> RequestRecord:
@@ -70,7 +70,7 @@ def record_of(request: Request) -> RequestRecord:
 
 
 class Probes:
-    """Tells which outcomes of probes are news: a failure when it begins, changes or ends, for each client.
+    """Decides which outcomes of probes are news: the beginning, change or end of a failure, for each client.
 
     Mutable: the access log is its only writer.
     """
@@ -79,7 +79,7 @@ class Probes:
         self._failures: dict[tuple[str, str], Outcome] = {}
 
     def is_news(self, path: str, client: str, outcome: Outcome) -> bool:
-        """client: its address without the port, which changes from probe to probe."""
+        """client: its address without the port, which changes with each probe."""
         key, is_failure = (path, client), outcome[0] >= 400
         previous = self._failures.pop(key, None)
         if is_failure:
@@ -90,7 +90,8 @@ class Probes:
 
 
 class AccessLog:
-    """Around all that answers; its own id of the request comes from around it. trace: is handed what ends."""
+    """Middleware around everything that answers, except for the one that sets the request id. trace: is
+    called with each record."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class AccessLog:
 
 def _told(paths: Sequence[str]) -> str:
     """Returns the paths as a header's value, without those within others. Clients choose unknown names
-    freely: what is not a name is left out."""
+    freely, so that anything but a name is left out."""
     names = dict.fromkeys(path for path in paths if FIELD_PATH.fullmatch(path))
     outermost = [path for path in names if not any(path[: m.start()] in names for m in _PARTS.finditer(path))]
     return ", ".join(outermost[:MAX_TOLD])
@@ -159,7 +160,7 @@ def _log(record: RequestRecord, *, is_news: bool) -> None:
 
 
 def request_fields(record: RequestRecord) -> dict[str, object]:
-    """The line as fields; those of the generation only if one began."""
+    """Returns the fields of the line; those of the generation only if one began."""
     fields: dict[str, object] = {
         "request_id": record.request_id,
         "method": record.method,
@@ -175,8 +176,8 @@ def request_fields(record: RequestRecord) -> dict[str, object]:
 
 
 def error_param(error: ApiError) -> str | None:
-    """The path of the field at fault. A client chooses an unknown name freely: what is no name is not
-    repeated."""
+    """Returns the path of the field at fault. Clients choose unknown names freely, so that anything but a
+    name is left out."""
     return error.param if error.param is not None and FIELD_PATH.fullmatch(error.param) else None
 
 
@@ -202,6 +203,6 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _plain(value: object) -> str:
-    """Lists as words with commas; what has spaces, or would begin a line of its own, in quotes."""
+    """Returns lists as words with commas; text with spaces or line breaks in quotes."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if text.isprintable() and " " not in text else repr(text)

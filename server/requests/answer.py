@@ -1,4 +1,4 @@
-"""A response in progress, of any endpoint: collected into one body, or sent as a stream of chunks."""
+"""An answer in progress, of any endpoint: collected into one body, or sent as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headway.server.requests.services import Services, engine_info, request_id_o
 from headway.server.text.detokenizer import Vocabulary
 from headway.server.text.tokenizer import Tokenizer
 
-# A delta and whether it is its choice's first -> the entries of `choices`, one chunk each.
+# From a delta, and whether it is its choice's first, to the entries of `choices`, one chunk each.
 ChunkChoices = Callable[[Delta, bool], Sequence[msgspec.Struct]]
 
 
@@ -45,8 +45,8 @@ class ChunkHeader(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """request_id: of the HTTP request. depth: drafts a round that a request may get at most. output: how the
-    choices' texts are split into parts; None for text alone. continuation: where it has begun."""
+    """request_id: the id of the HTTP request. depth: the most drafts a round that a request may get.
+    output: how the choices' texts are split into parts; None for text alone. continuation: where it began."""
 
     head: ChunkHeader
     fields: GenerationFields
@@ -60,12 +60,12 @@ class Answer:
 
     @property
     def includes_usage(self) -> bool:
-        """A stream ends with its usage: the request or the server wants it."""
+        """Returns whether a stream ends with its usage, because the request or the server wants it."""
         return self.fields.includes_usage or self.services.limits.force_include_usage
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AsyncGenerator[Delta, None]]:
-        """The deltas. Leaving, in whatever way, aborts what still runs."""
+        """Runs the generation and yields its deltas. Leaving, in whatever way, aborts what still runs."""
         names = (self.request_id, self.head.id)
         with self.services.running.entry(self.generation, names), self._deadline():
             async with aclosing(self.generation.deltas()) as deltas:
@@ -105,7 +105,8 @@ class Answer:
         )
 
     def report(self) -> SpeculationReport | UnsetType:
-        """Only if asked for. The lists have an entry for each position up to the request's own depth."""
+        """Returns the report if it was requested. Its lists have an entry for each position up to the
+        request's own depth."""
         speculation = self.fields.speculation
         if speculation is None or not speculation.report:
             return UNSET
@@ -142,7 +143,7 @@ def new_answer(
     services: Services,
     request: Request,
 ) -> Answer:
-    """Returns a response whose generation has not started; `running` starts it."""
+    """Returns an answer whose generation has not started; `running` starts it."""
     request_id, continuation = request_id_of(request), continuation_of(request)
     output = requests[0].output
     vocabulary = _vocabulary(fields, services.tokenizer, output)
@@ -161,15 +162,14 @@ def new_answer(
 
 
 def _vocabulary(fields: GenerationFields, tokenizer: Tokenizer, output: OutputOptions | None) -> Vocabulary:
-    """Returns the one that shows what is read: special tokens that delimit parts of the text are text,
-    too."""
+    """Returns the vocabulary for the text, in which special tokens that delimit parts are text, too."""
     if fields.skip_special_tokens is False:
         return tokenizer.full_vocabulary
     return tokenizer.vocabulary if output is None else tokenizer.vocabulary_showing(output.shown_tokens)
 
 
 def new_header(prefix: str, kind: str, services: Services, request: Request) -> ChunkHeader:
-    """prefix, kind: with what OpenAI's ids of these objects begin, and what the objects are called."""
+    """prefix, kind: the prefix of the answer's id, and the name of its kind of object, as OpenAI has them."""
     continuation = continuation_of(request)
     name = f"{prefix}{continuation.draws('id').randbytes(12).hex()}"
     created = continuation.created_unix
@@ -183,7 +183,7 @@ def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamRespons
 
 
 async def collect(answer: Answer) -> list[Delta]:
-    """Returns all of each choice as one delta."""
+    """Returns the whole text of each choice as one delta."""
     parts: dict[int, list[Delta]] = {}
     async with answer.running() as deltas:
         async for delta in deltas:
@@ -199,7 +199,7 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
 
 
 async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
-    """The `data:` lines. Of the chunks only choices and usage differ, the rest is encoded once."""
+    """Yields the `data:` lines. Chunks differ in choices and usage only; the rest is encoded once."""
     head = _json(answer.head)[:-1]
     fields = answer.fields
     usage = b',"usage":null' if answer.includes_usage else b""

@@ -1,5 +1,5 @@
-"""The body of a request: decoded and read up to a limit, as an object of its kind, and what of it has no
-effect."""
+"""Reads the body of a request up to a limit, decodes it to an object of its kind, and reports fields
+without effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.server.text.reasoning_effort import is_without_effect
 BODY_SECONDS = 60.0
 CLOSING = {"Connection": "close"}  # the rest of the body is not wanted
 THREAD_BYTES = 256 * 1024  # longer bodies are read off the event loop
-MAX_LOGGED = 256  # names of ignored fields, of which the log tells each once
+MAX_LOGGED = 256  # names of ignored fields, each of which is logged once
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("headway.server")
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
-    """Raises ApiError that names what is wrong. What has no effect is told in the answer's headers."""
+    """Raises ApiError that names the fault. Fields without effect are reported in the answer's headers."""
     ignored: list[str] = []
     refuses_unknown = services_of(request).limits.refuses_unknown_fields
     raw = await read_body(request)
@@ -41,7 +41,7 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
 
 
 def tell_ignored(request: Request, *paths: str) -> None:
-    """The paths are those of fields that the request has and that have no effect."""
+    """Reports the paths of fields of the request that have no effect."""
     record_of(request).ignored.extend(paths)
     logged = services_of(request).logged_fields
     for path in paths:
@@ -54,7 +54,7 @@ def tell_ignored(request: Request, *paths: str) -> None:
 
 
 def tell_ignored_effort(request: Request, effort: str | None, path: str) -> None:
-    """The effort is a chat's, path the field that brought it."""
+    """Reports a chat's effort if it has no effect. path: the field that it came in."""
     services = services_of(request)
     thinks = services.output_format.thinking_end is not None
     if is_without_effect(effort, services.template_source, thinks=thinks):
@@ -62,8 +62,8 @@ def tell_ignored_effort(request: Request, effort: str | None, path: str) -> None
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises ApiError as soon as the limit is passed, or announced to be. It holds for the body as it is sent
-    and as it is decoded."""
+    """Raises ApiError as soon as the limit is exceeded, or a larger length is announced. The limit holds
+    for the body as it is sent and as it is decoded."""
     services = services_of(request)
     limit = services.limits.max_body_bytes
     decoder = decoder_for(request.headers.getlist("content-encoding"))

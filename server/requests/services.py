@@ -1,4 +1,4 @@
-"""The objects that the routes share: built once at start and found through the request's app."""
+"""The objects that the routes share. They are made once at start and found through the request's app."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headway.server.text.tokenizer_info import TokenizerInfo, no_tokenizer_info
 
 @dataclass(slots=True)
 class DepthLimit:
-    """The most drafts of a round, for all requests; None where the engine's depth is the only limit.
+    """The most drafts of a round for all requests; None if the engine's depth is the only limit.
 
     Mutable: PUT /v1/speculation is its only writer.
     """
@@ -38,11 +38,10 @@ class DepthLimit:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """chat: None for a model without a chat template, of which template_source then is empty. output_format:
-    how the model writes reasoning and calls of tools. chat_stop_strings, chat_note: as ChatTemplate has them.
-    other_names: by which requests may call the model, too; answers carry model_name. logged_fields: names of
-    fields without effect that the log has told; body.py is its only writer.
-    """
+    """chat: None for a model without a chat template; template_source is then empty. output_format: how
+    the model writes reasoning and calls of tools. chat_stop_strings, chat_note: see ChatTemplate.
+    other_names: further names of the model in requests; answers have model_name. logged_fields: names of
+    fields without effect that were logged; body.py is its only writer."""
 
     model_name: str
     engine: EngineClient
@@ -67,7 +66,7 @@ class Services:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All by which requests may call the model."""
+        """Returns all names of the model in requests."""
         return self.model_name, *self.other_names
 
 
@@ -78,7 +77,7 @@ def services_of(request: Request) -> Services:
 
 
 def engine_info(services: Services) -> EngineInfo:
-    """Raises EngineDeadError while there is none."""
+    """Raises EngineDeadError while the engine has never been ready."""
     info = services.engine.info
     if info is None:
         raise EngineDeadError("the model is still loading; /health tells how far it is")
@@ -86,8 +85,8 @@ def engine_info(services: Services) -> EngineInfo:
 
 
 def system_fingerprint(services: Services) -> str:
-    """Stays the same as long as model, version and device settings do: equal seeds then give equal texts,
-    unless it says LOSSY."""
+    """Returns a fingerprint of model, version and device settings. While it stays the same, equal seeds
+    give equal texts, unless it says LOSSY."""
     info = engine_info(services)
     facts = (__version__, services.model_name, info.architecture, info.num_parameters, info.device, info.dtype,
              info.cpu_weights, info.max_model_len, info.is_deterministic)  # fmt: skip
@@ -96,7 +95,7 @@ def system_fingerprint(services: Services) -> str:
 
 
 def check_model(model: str | None, services: Services) -> None:
-    """A request may leave the model out; a wrong one is refused."""
+    """Refuses the name of another model; a request may leave the model out."""
     if model is not None and model not in services.names:
         served = ", ".join(f"'{name}'" for name in services.names)
         raise ApiError(
@@ -108,7 +107,7 @@ def check_model(model: str | None, services: Services) -> None:
 
 
 def max_draft_tokens(services: Services) -> int:
-    """Returns the most drafts of a round, whatever the request asks for."""
+    """Returns the most drafts of a round, whatever a request asks for."""
     info, limit = engine_info(services), services.depth_limit.max_draft_tokens
     if limit is None:
         return 0 if info.draft_check.turns_speculation_off else info.depth

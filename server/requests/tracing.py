@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of requests to generate, sent over OTLP: the request, and in it queue, prefill and
-decode.
+"""OpenTelemetry spans of requests to generate, sent over OTLP: one for the request, and within it queue,
+prefill and decode.
 
-Imported only when an endpoint is given: the packages are the extra `otel`. Spans are made when
-a request ends, from what was kept of it, so that nothing is done for them on the way.
+The module is imported only if an endpoint is given: its packages are the extra `otel`. Spans are made when a
+request ends, from its record, so that tracing costs nothing before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Phase = tuple[str, float, float]  # name, begin and end in monotonic seconds
 
 
 class Tracing:
-    """Mutable: owns the thread that sends spans in batches; `close` sends what is left."""
+    """Mutable: owns the thread that sends spans in batches; `close` sends the rest."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "headway", "service.version": __version__})
@@ -45,7 +45,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("headway", __version__)
 
     def __call__(self, record: RequestRecord) -> None:
-        """The spans of a request to generate that has ended; one that was refused has no phases."""
+        """Makes the spans of a request to generate that has ended. A refused request has no phases."""
         if record.endpoint in OPERATIONS:
             _trace(self._tracer, record)
 
@@ -90,8 +90,8 @@ def _caller(traceparent: str | None) -> Context | None:
 
 
 def _phases(answer: Answer) -> Iterator[Phase]:
-    """Yields the phases that the request reached. With several choices: until the last was admitted, the
-    first had a token."""
+    """Yields the phases that the request reached. With several choices the queue ends when the last one
+    was admitted, and prefill with the first token of any."""
     generation = answer.generation
     arrival, queued = generation.arrival_seconds, generation.queue_seconds
     first, last = generation.first_token_seconds, generation.last_token_seconds
@@ -103,8 +103,8 @@ def _phases(answer: Answer) -> Iterator[Phase]:
 
 
 def _failure(record: RequestRecord) -> str | None:
-    """Returns the description of the span's error status. Answers of 4xx leave it unset, as the conventions
-    want of a server."""
+    """Returns the description of the span's error status. Answers of 4xx leave it unset, as the
+    conventions demand of a server."""
     if record.answer is not None and record.answer.generation.error is not None:
         return str(record.answer.generation.error)
     return _error_type(record.error) if record.error is not None and record.error.status >= 500 else None
@@ -115,7 +115,7 @@ def _error_type(error: ApiError) -> str:
 
 
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, AttributeValue]]:
-    """Names of OpenTelemetry's conventions where they have one. Never a text."""
+    """Yields attributes under OpenTelemetry's names where there are any; never a text."""
     yield "gen_ai.operation.name", OPERATIONS[record.endpoint]
     yield "gen_ai.provider.name", PROVIDER
     yield "headway.request_id", record.request_id

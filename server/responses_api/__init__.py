@@ -1,1 +1,1 @@
-"""OpenAI's Responses API in the words of a chat."""
+"""Translates OpenAI's Responses API to chats."""

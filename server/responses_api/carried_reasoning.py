@@ -1,9 +1,8 @@
-"""Reasoning in a form that clients send back as it is: the text itself, encoded, so that no server needs to
-keep it.
+"""Encodes reasoning in a form that clients send back unchanged, so that no server needs to store it.
 
-It is not encrypted: the item that has it shows the same text, and a client may send any text as reasoning.
-Clients that send back only what they take for encrypted, such as the AI SDK, keep a model's thoughts between
-the steps of a conversation by it.
+It is not encrypted: the item shows the same text, and a client may send any text as reasoning. Clients that
+send back only what looks encrypted, such as the AI SDK, preserve a model's reasoning between the steps of a
+conversation by this form.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def carried(text: str) -> str:
 
 
 def carried_text(value: str, where: str) -> str | None:
-    """Returns the text; None for a value of another server's. Raises ApiError for one of this server's that
-    was changed on its way."""
+    """Returns the text; None for a value of another server. Raises ApiError for a value of this server
+    that was changed."""
     if not value.startswith(PREFIX):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A body of /v1/responses as the chat that it asks for. Pure: bodies in, bodies out."""
+"""Translates a body of /v1/responses to a chat. All functions are pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort", "response_format": "text.format", "response_format.json_schema": "text.format",
     "tool_choice.function": "tool_choice",
 }  # fmt: skip
-# Fields that have one name and one meaning in both; of these four the form differs.
+# Fields with the same name and meaning in both; the four that are left out differ in form.
 SHARED = sorted(
     {*ResponsesRequest.__struct_fields__}.intersection(ChatRequest.__struct_fields__)
     - {"tools", "tool_choice", "stream_options", "reasoning_effort"}
@@ -30,7 +30,7 @@ SHARED = sorted(
 
 
 def as_chat(body: ResponsesRequest) -> tuple[ChatRequest, FieldNames, ResponseTools]:
-    """Returns the chat, the names of its fields in the request, and its tools. Raises ApiError by the
+    """Returns the chat, the names of its fields in the request, and its tools. Raises ApiError with the
     request's names."""
     _check(body)
     names = FieldNames(NAMES)

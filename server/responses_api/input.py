@@ -1,6 +1,6 @@
-"""The items of a conversation as /v1/responses takes them, as messages of a chat.
+"""Translates the items of a conversation in /v1/responses to messages of a chat.
 
-What an assistant did in one turn is several items there (reasoning, a text, calls) and one message in a chat.
+One turn of an assistant is several items there (reasoning, a text, calls) and one message in a chat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM = ("system", "developer")
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
 )  # fmt: skip
-# What another server's own tools did in an earlier turn: the assistant's text says what came of it.
+# Calls of another server's own tools in an earlier turn; the assistant's text has their results.
 LEFT_OUT = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_call",
             "mcp_approval_request", "mcp_approval_response")  # fmt: skip
 REASONING_TYPES = ("reasoning_text", "summary_text", "text")
@@ -31,9 +31,9 @@ Content = str | list[ContentPart]
 
 
 def messages_of(body: ResponsesRequest, names: FieldNames, ignored: list[str]) -> list[Message]:
-    """Returns the conversation. Raises ApiError for items that are not served, by the request's own paths.
+    """Returns the conversation. Raises ApiError for items that are not served, with the request's own paths.
 
-    names: gets those of all messages. ignored: gets the paths of items that are left out.
+    names: receives the paths of all messages. ignored: receives the paths of items that are left out.
     """
     messages = InputMessages(names, ignored)
     if body.instructions:
@@ -49,10 +49,10 @@ def messages_of(body: ResponsesRequest, names: FieldNames, ignored: list[str]) -
 
 
 class InputMessages:
-    """Mutable: takes the items in their order.
+    """Mutable: takes the items in order.
 
-    Instructions and the messages of system and developer that follow them at once are one message, because
-    many templates allow one at the beginning alone.
+    Instructions and the messages of system and developer directly after them are joined to one message,
+    because many templates allow only one at the beginning.
     """
 
     def __init__(self, names: FieldNames, ignored: list[str]) -> None:
@@ -82,7 +82,7 @@ class InputMessages:
             self._add_search(item, kind, where)
         elif kind in LEFT_OUT or kind.startswith("tool_search_"):
             self._ignored.append(where)
-        elif kind != "additional_tools":  # which are among the tools
+        elif kind != "additional_tools":  # additional_tools is read with the other tools
             raise _unserved_kind(kind, f"{where}.type")
 
     def add_text(self, role: str, content: Content, where: str, content_where: str) -> None:
@@ -105,8 +105,8 @@ class InputMessages:
         return len(self.messages) == 1 and self._last.role in SYSTEM
 
     def _last_of(self, role: str) -> bool:
-        """Returns whether a text goes on with the assistant's turn: it has none yet, or has called tools
-        after it."""
+        """Returns whether a text continues the assistant's turn: the turn has none yet, or has called
+        tools after it."""
         if not self.messages or self._last.role != role:
             return False
         return self._last.content is None or bool(self._last.tool_calls)
@@ -160,7 +160,7 @@ class InputMessages:
         return self._last
 
     def _write(self, content: Content, where: str) -> None:
-        """Sets the last message's content, or goes on with it by further parts, within its own list."""
+        """Sets the last message's content, or appends further parts to it."""
         path = f"{self._path}.content"
         if self._last.content is None:
             self._names.add(path, where)
@@ -188,7 +188,7 @@ def _call(item: InputItem, kind: str, where: str) -> FunctionCall:
 
 
 def _between_agents(content: Content | None) -> Content:
-    """Returns the text of a message that one agent sent another: its payload was the argument of a call."""
+    """Returns the text of a message from one agent to another, which was the argument of a call."""
     if content is None or isinstance(content, str):
         return content or ""
     return [
@@ -198,8 +198,8 @@ def _between_agents(content: Content | None) -> Content:
 
 
 def _found(tools: Sequence[ResponseTool]) -> str:
-    """Returns what a search for tools found, for the model; the tools themselves are among those that it may
-    call."""
+    """Returns the result of a search for tools as the model sees it. The tools themselves are among those
+    that it may call."""
     names = [
         function_name(one.name or one.type or "", None if one is tool else tool.name)
         for tool in tools
@@ -213,7 +213,7 @@ def _parts(content: Content) -> list[ContentPart]:
 
 
 def _thought(item: InputItem, where: str) -> tuple[str, str]:
-    """Returns the field that has the text of an item of reasoning, and the text."""
+    """Returns the field with the text of a reasoning item, and the text."""
     if item.content not in (None, "", []):
         return "content", _reasoning(item.content, f"{where}.content")
     if item.encrypted_content is not None:

@@ -1,5 +1,4 @@
-"""The parts of an answer as items of /v1/responses, and the events by which a stream tells how they come to
-be."""
+"""Writes the parts of an answer as items of /v1/responses, and the events of a stream that builds them up."""
 
 from __future__ import annotations
 
@@ -54,8 +53,8 @@ IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningForms:
-    """How the reasoning is told. is_told: at all. is_carried: also in the form that clients send back.
-    is_summarized: also as a summary."""
+    """The forms of the reasoning in the answer. is_told: it is shown at all. is_carried: also in the form
+    that clients send back. is_summarized: also as a summary."""
 
     is_told: bool = True
     is_carried: bool = False
@@ -64,7 +63,7 @@ class ReasoningForms:
 
 @dataclass(slots=True)
 class OpenText:
-    """A message or an item of reasoning that is being written. Mutable: its writer appends to it."""
+    """A message or a reasoning item that is being written. Mutable: its writer appends to it."""
 
     item_id: str
     is_reasoning: bool
@@ -78,7 +77,7 @@ class OpenText:
         return ReasoningText(text) if self.is_reasoning else OutputText(text, [*self.logprobs])
 
     def item(self, status: str) -> Item:
-        """The item with what was written; without a part while it is in progress."""
+        """Returns the item with the text so far; without a part while it is in progress."""
         part = self.part
         if isinstance(part, ReasoningText):
             if status == IN_PROGRESS:
@@ -90,19 +89,19 @@ class OpenText:
 
 
 class OutputItems:
-    """Mutable: fed with the deltas of the one choice in their order."""
+    """Mutable: receives the deltas of the one choice in order."""
 
     def __init__(
         self, forms: ReasoningForms, tools: ResponseTools, logprobs: PartLogprobs | None, draws: Random
     ) -> None:
-        """logprobs: finds the tokens of the messages' texts; None where none are asked for. draws: where the
-        items' ids come from."""
+        """logprobs: finds the tokens of the messages' texts; None if none are requested. draws: the
+        generator of the items' ids."""
         self._draws = draws
         self.done: list[Item] = []
         self._open: OpenText | None = None
         self._forms, self._tools = forms, tools
         self._logprobs = logprobs
-        self._num_characters = 0  # of texts that are not split into parts
+        self._num_characters = 0  # characters of texts that are not split into parts
 
     def take(self, delta: Delta) -> Iterator[Event]:
         if self._logprobs is not None:
@@ -115,8 +114,8 @@ class OutputItems:
                 yield from self._write(part)
 
     def end(self, status: str) -> Iterator[Event]:
-        """status: of what is still open. A complete answer has a message or a call: clients' loops end by
-        one."""
+        """status: that of the open item. A complete answer gets a message or a call, by which clients end
+        their loops."""
         yield from self._close(status)
         has_answer = any(not isinstance(item, ReasoningItem) for item in self.done)
         if not has_answer and (status == COMPLETED or not self.done):
@@ -173,7 +172,7 @@ class OutputItems:
         yield from self._finished(opened.item(status))
 
     def _call(self, call: NumberedCall) -> Iterator[Event]:
-        """A call comes whole: its arguments are one delta."""
+        """Writes a call. Its arguments are one delta, since calls are complete."""
         item = self._tools.item(call, self._new_id("fc"), COMPLETED)
         yield ItemAdded(output_index=len(self.done), item=_begun(item))
         place: dict[str, Any] = {"output_index": len(self.done), "item_id": item.id}
@@ -194,7 +193,7 @@ class OutputItems:
 
 
 def _begun(item: CallItem) -> CallItem:
-    """Returns the call before anything of it is told."""
+    """Returns the call before any of its arguments."""
     if isinstance(item, CustomCallItem):
         return replace(item, status=IN_PROGRESS, input="")
     if isinstance(item, SearchCallItem):

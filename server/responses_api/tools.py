@@ -1,8 +1,7 @@
-"""The tools of /v1/responses as functions of a chat, and the calls of these functions as clients want them
-back.
+"""Translates the tools of /v1/responses to functions of a chat, and calls of these functions back.
 
-All that the client runs is a function here: those of a namespace have its name before their own, a custom
-tool has its text as one argument. Tools that a server would have to run are an offer that is not taken up.
+All tools that the client runs become functions: those of a namespace get its name as a prefix, and a custom
+tool gets its text as one argument. Tools that a server would have to run are ignored.
 """
 
 from __future__ import annotations
@@ -47,26 +46,26 @@ FUNCTION, CUSTOM, NAMESPACE, SEARCH = "function", "custom", "namespace", "tool_s
 TYPES = (FUNCTION, CUSTOM, NAMESPACE, SEARCH)
 CALLABLE = (FUNCTION, CUSTOM)
 ITEMS_WITH_TOOLS = ("additional_tools", "tool_search_output")
-DEFAULT_NAMESPACE = "functions"  # of functions that are in no other
-MAX_MENTIONED = 2048  # tools of a request, wherever they stand
-MAX_SHOWN = 64  # characters of a type that are compared, and that an error repeats
-MISSPELT = 0.8  # a type at least as similar to one of TYPES is that one, misspelt
+DEFAULT_NAMESPACE = "functions"  # the namespace of functions without another one
+MAX_MENTIONED = 2048  # tools anywhere in a request
+MAX_SHOWN = 64  # characters of a type that are compared and shown in errors
+MISSPELT = 0.8  # a type at least this similar to one of TYPES counts as misspelt
 INPUT = "input"  # the argument of a custom tool
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """Returns the name by which the model calls a function of the namespace."""
+    """Returns the model's name of a function in the namespace."""
     return name if namespace in (None, "", DEFAULT_NAMESPACE) else f"{namespace}__{name}"
 
 
 def custom_arguments(text: str) -> str:
-    """Returns the arguments by which the model gives a custom tool the text."""
+    """Returns the arguments that give a custom tool the text."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A tool as the client offers it. where: its path in the request."""
+    """A tool that the client offers. where: its path in the request."""
 
     kind: str
     name: str
@@ -89,8 +88,8 @@ class Offered:
 class ResponseTools:
     """Mutable: filled from a request, then read.
 
-    tools, choice: of the chat. ignored: the paths of what is not served and has no effect. offered: by the
-    function's name.
+    tools, choice: those of the chat. ignored: the paths of unserved tools, which have no effect. offered: the
+    tools by the function's name.
     """
 
     tools: list[Tool] = field(default_factory=list)
@@ -99,7 +98,7 @@ class ResponseTools:
     offered: dict[str, Offered] = field(default_factory=dict)
 
     def item(self, call: NumberedCall, item_id: str, status: str) -> CallItem:
-        """Returns the call by the name, and in the form, of the tool that the client offered."""
+        """Returns the call under the name, and in the form, of the client's tool."""
         offered = self.offered.get(call.name) or Offered(FUNCTION, call.name, None, "")
         namespace = offered.namespace or UNSET
         if offered.kind == CUSTOM:
@@ -111,7 +110,7 @@ class ResponseTools:
 
 
 def tools_of(body: ResponsesRequest, names: FieldNames) -> ResponseTools:
-    """Raises ApiError for tools and choices that are not served, by the request's own paths."""
+    """Raises ApiError for tools and choices that are not served, with the request's own paths."""
     found = ResponseTools()
     offer = _offer(body, found.ignored)
     offered = [one for one, _ in offer]
@@ -131,8 +130,8 @@ def served(tools: Sequence[ResponseTool]) -> list[ResponseTool]:
 
 
 def _offer(body: ResponsesRequest, ignored: list[str]) -> list[tuple[Offered, Tool]]:
-    """Returns the functions of `tools`, then those that the conversation brings: a search may find the same
-    several times."""
+    """Returns the functions of `tools`, then those of the conversation, without repetitions: several
+    searches may find the same tool."""
     check_count("tools", body.tools, MAX_TOOLS, "tools")
     given = [(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
     added = [
@@ -162,7 +161,7 @@ def _is_served(tool: ResponseTool) -> bool:
 def _functions(
     tool: ResponseTool, where: str, ignored: list[str], namespace: str | None = None
 ) -> list[tuple[Offered, Tool]]:
-    """Returns the functions that the tool is."""
+    """Returns the functions of a tool."""
     if tool.type is None:
         raise missing(f"{where}.type")
     if not _is_served(tool) or (namespace is not None and tool.type not in CALLABLE):
@@ -204,7 +203,7 @@ def _check_spelling(kind: str, where: str) -> None:
 def _choice(
     choice: str | ChoiceOfTools | None, offer: Sequence[Offered], ignored: list[str]
 ) -> tuple[ToolChoice | None, set[str] | None]:
-    """Returns the choice of the chat, and the names of the functions that may be called, None for all."""
+    """Returns the choice of the chat, and the names of the functions that may be called; None allows all."""
     if not isinstance(choice, ChoiceOfTools):
         return choice, None
     if choice.type == "allowed_tools":
@@ -233,7 +232,7 @@ def _named(offer: Sequence[Offered], ignored: list[str], tool: ToolReference, wh
 
 
 def _custom_text(arguments: str) -> str:
-    """Returns the text that the model gives a custom tool: it may write it without the object around it."""
+    """Returns the text for a custom tool. The model may write it without the object around it."""
     value = _object(arguments)
     text = None if value is None else value.get(INPUT)
     return text if isinstance(text, str) else arguments

@@ -1,1 +1,1 @@
-"""The endpoints: wire format in and out; each file has a `router` that `app` includes."""
+"""The endpoints; each file has a `router` that `app` includes."""

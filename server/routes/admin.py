@@ -1,4 +1,4 @@
-"""Routes that change a running server: POST /abort/{id}, /pause, /resume. Needs the admin key."""
+"""Routes that change a running server: POST /abort/{id}, /pause, /resume. They need the admin key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Aborted(msgspec.Struct):
 
 
 class Activity(msgspec.Struct):
-    """state: of the engine, as in /ready. num_requests: HTTP requests that generate, or would."""
+    """state: the engine's, as in /ready. num_requests: HTTP requests that generate, or wait to."""
 
     state: State
     num_requests: int
@@ -41,7 +41,7 @@ async def abort(request: Request, name: str) -> Response:
 
 @router.post("/pause")
 async def pause(request: Request) -> Response:
-    """The engine makes no tokens until /resume: what runs keeps its place, what comes waits.
+    """Stops the generation of tokens until /resume: running requests stay admitted, new ones wait.
 
     An engine that loads or restarts begins paused.
     """

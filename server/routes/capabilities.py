@@ -1,4 +1,4 @@
-"""What the served model can do, in the words of OpenRouter and Anthropic."""
+"""The capabilities of the served model, as OpenRouter and Anthropic describe them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO, YES = Support(False), Support(True)
 
 
 def supported_parameters(services: Services) -> list[str]:
-    """Returns fields of a chat by their names at OpenRouter; those of sampling and forms are fields of
+    """Returns OpenRouter's names of the fields of a chat. Those for sampling and forms are fields of
     completions, too."""
     names = [*SAMPLING]
     if _has_forms(services):

@@ -73,7 +73,7 @@ async def _complete(writer: ChatWriter) -> ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ChatWriter:
-    """Deltas as entries of `choices`."""
+    """Writes deltas as entries of `choices`."""
 
     body: ChatRequest
     answer: Answer
@@ -107,9 +107,10 @@ class ChatWriter:
         return message
 
     def chunk_choices(self, delta: Delta, is_first: bool) -> list[ChatChunkChoice]:
-        """The role comes first and the finish_reason last, each in a chunk of its own. Tokens are told with
-        the first part of their delta, but for the one that ends the text and is no part of it: its place is
-        the chunk of the finish_reason. Every part tells its offset if draft positions are wanted."""
+        """Returns the chunks of a delta. The role comes first and the finish_reason last, each in a chunk
+        of its own. Tokens come with the first part of their delta, except a token that ends the text
+        without being part of it, which comes with the finish_reason. Every part has its offset if draft
+        positions are requested."""
         choices = []
         if is_first:
             choices.append(ChatChunkChoice(delta.index, ChatDelta(role="assistant", content="")))

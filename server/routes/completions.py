@@ -106,8 +106,8 @@ async def _writer(body: CompletionRequest, services: Services, request: Request)
 
 
 def _check_gaps(prompt: Prompt, services: Services) -> None:
-    """Refuses a suffix for a model that fills no gaps, and more prompts than a request may have before each
-    gets it."""
+    """Refuses a suffix for a model that cannot fill gaps, and too many prompts, before the suffix is added
+    to each."""
     if services.tokenizer.fim is None:
         raise ApiError(
             f"suffix is not served with the model '{services.model_name}': its tokenizer has none of the "
@@ -131,7 +131,7 @@ async def _complete(writer: CompletionWriter) -> Completion:
 
 
 def best(choices: Sequence[Delta], body: CompletionRequest) -> list[Delta]:
-    """Returns, of each prompt's candidates, the n with the highest log-probability a token, best first."""
+    """Returns the n candidates of each prompt with the highest log-probability a token, best first."""
     n, num_candidates = body.n or 1, body.num_candidates
     if n == num_candidates:
         return list(choices)
@@ -140,13 +140,13 @@ def best(choices: Sequence[Delta], body: CompletionRequest) -> list[Delta]:
 
 
 def _mean_logprob(choice: Delta) -> float:
-    """Returns the mean over all its tokens, including the one that ended the text."""
+    """Returns the mean over all tokens of a choice, including the one that ended the text."""
     return sum(token.logprob or 0.0 for token in choice.tokens) / max(1, len(choice.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionWriter:
-    """Deltas as entries of `choices`."""
+    """Writes deltas as entries of `choices`."""
 
     body: CompletionRequest
     answer: Answer
@@ -159,9 +159,9 @@ class CompletionWriter:
         return [self._choice(delta, delta.text, self._logprobs(delta, self._echo(delta)))]
 
     def choice(self, delta: Delta, index: int) -> CompletionChoice:
-        """The beginning of a choice, or all of it: with the prompt if it is to be echoed.
+        """Returns the beginning of a choice, or all of it, with the prompt if `echo` is set.
 
-        index: its place in the answer; the delta's own is that among all candidates.
+        index: its place in the answer; the delta's own index counts all candidates.
         """
         prompt = self._prompt(delta)
         echo = self._echo(delta)

@@ -1,4 +1,4 @@
-"""The live page: its files, which need no key, and its points, which do if the API does."""
+"""The live page: its files, which need no key, and its data, which need one if the API does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLING = (
 )  # fmt: skip
 HEADERS = {
     "Cache-Control": "no-cache",
-    # uPlot sets styles by script, which needs no exception; nothing is loaded from elsewhere.
+    # uPlot sets styles by script, which needs no exception; nothing is loaded from other hosts.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -31,9 +31,9 @@ HEADERS = {
 
 
 class ServerFacts(msgspec.Struct):
-    """The server's facts on the page. None while the engine loads for the first time; chat_note: None where
-    there is nothing that people should know of the model's chats. sampling: what the model's requests get by
-    default."""
+    """Facts about the server on the page. They are None while the engine loads for the first time.
+    chat_note: None if there is no remark for users on the model's chats. sampling: the model's default
+    parameters."""
 
     version: str
     model: str
@@ -49,8 +49,8 @@ class ServerFacts(msgspec.Struct):
 
 
 class DashboardData(msgspec.Struct):
-    """fields: the names of a point's entries. quantiles: of its latencies. audits: requests whose text was
-    computed again, by outcome."""
+    """fields: the names of a point's entries. quantiles: those of its latencies. audits: recomputed
+    requests by outcome."""
 
     server: ServerFacts
     fields: tuple[str, ...]
@@ -61,7 +61,7 @@ class DashboardData(msgspec.Struct):
 
 @router.get("/")
 async def root(request: Request) -> Response:
-    """Leads to the chat where the model chats, else to the numbers."""
+    """Redirects to the chat if the model can chat, else to the numbers."""
     services = services_of(request)
     can_chat = services.chat is not None and services.chat_note is None
     return Response(status_code=307, headers={"Location": "/dashboard#chat" if can_chat else "/dashboard"})
@@ -79,7 +79,7 @@ async def dashboard() -> Response:
 
 @router.get("/dashboard/data")
 async def dashboard_data(request: Request) -> Response:
-    """The points after the unix time `after`, at most a quarter of an hour."""
+    """Returns the points after the unix time `after`, at most a quarter of an hour."""
     services = services_of(request)
     points = services.metrics.history.points_after(_seconds(request.query_params.get("after", "0")))
     audits = services.engine.stats.audits_by_outcome
@@ -99,7 +99,7 @@ def page_file(name: str, headers: Mapping[str, str] = HEADERS) -> Response:
 
 
 def _facts(services: Services) -> ServerFacts:
-    """Returns the facts; depth: what a request gets at most, which an operator may have limited."""
+    """Returns the facts. depth: the most drafts that a request gets, which an operator may have limited."""
     info = services.engine.info
     facts = ServerFacts(
         __version__,

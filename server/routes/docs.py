@@ -1,4 +1,4 @@
-"""The documentation: its pages as HTML, at the paths that the repository has, and the API as forms."""
+"""The documentation: its pages as HTML, at the paths of the repository, and the API as forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.server.http.page import DOCS, MEDIA_TYPES
 from headway.server.routes.dashboard import HEADERS, page_file
 
 router = APIRouter()
-# Swagger UI's style sheet has pictures in it.
+# Swagger UI's style sheet contains pictures.
 OPENAPI_HEADERS = {
     "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace(
         "img-src 'self'", "img-src 'self' data:"

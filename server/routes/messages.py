@@ -50,7 +50,7 @@ async def create_message(request: Request) -> Response:
 
 @router.post("/count_tokens")
 async def count_tokens(request: Request) -> Response:
-    """The length of the prompt that the same body of /v1/messages would have, whether it fits or not."""
+    """Returns the length of the prompt of the same body in /v1/messages, whether it fits or not."""
     services = services_of(request)
     body = await body_of(request, MessagesCountRequest)
     return JsonResponse(await _translated(body, services, partial(_count, request, services)))

@@ -33,8 +33,8 @@ REFERENCE = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """answer: None for plain text. statuses: others that carry the same answer. refusal: the envelope of
-    errors."""
+    """answer: None for plain text. statuses: further statuses with the same answer. refusal: the envelope
+    of errors."""
 
     method: str
     path: str
@@ -77,7 +77,7 @@ OPERATIONS = (
     Operation("get", "/metrics", "Prometheus text", None),
 )  # fmt: skip
 EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-# What the checks refuse beyond the types: ranges of numbers by kind of body.
+# The ranges of numbers that the checks accept, by kind of body.
 RANGES = {
     "CompletionRequest": parameters.RANGES | completions.RANGES,
     "ChatRequest": parameters.RANGES | chat.RANGES,
@@ -107,7 +107,7 @@ OTHER_NAMES = {
 }
 
 
-# Strings of which the checks know a few alone.
+# Strings with only a few valid values.
 WORDS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "Message": {"role": chat.ROLES},
     "MessagesTurn": {"role": messages_api.ROLES},
@@ -161,7 +161,7 @@ def description() -> Schema:
 
 
 def _any(kind: type) -> Schema:
-    """Fields of every kind."""
+    """Returns the schema of fields of any type."""
     assert kind is object, kind
     return {"description": "ignored, or refused where it is the content"}
 
@@ -202,7 +202,7 @@ def _operation(operation: Operation) -> Schema:
 
 
 def _responses(operation: Operation) -> Schema:
-    """default: every refusal, whatever its status, has the envelope of the API."""
+    """Returns the responses. The default is a refusal, which has the API's envelope for every status."""
     text: Schema = {"text/plain": {"schema": {"type": "string"}}}
     content = text if operation.answer is None else _json(operation.answer)
     if operation.streams:
@@ -224,7 +224,7 @@ def _properties(schema: Schema) -> Schema:
 
 
 def _limit(properties: Schema, ranges: parameters.Ranges) -> None:
-    """A field is null or a number; the number gets its range."""
+    """Adds the ranges of numbers. A field is null or a number; the number gets its range."""
     for name, (low, high) in ranges.items():
         field = properties[name]
         assert isinstance(field, dict), field

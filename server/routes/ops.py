@@ -1,4 +1,4 @@
-"""Routes for operators and probes: /health and /ping (alive; /health/generate tries it), /ready, /load,
+"""Routes for operators and probes: /health and /ping (liveness; /health/generate tests it), /ready, /load,
 /version, /metrics."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PROBE_SECONDS = 10.0
 
 
 class Health(msgspec.Struct, omit_defaults=True):
-    """is_alive: the engine gives signs of life in time, while it loads as well as while it serves, and its
-    last starts did not all fail. Told only while it does not serve: num_failed_starts (in a row), and why the
-    engine ended the last time."""
+    """is_alive: the engine gives signs of life in time, while it loads and while it serves, and its last
+    starts did not all fail. num_failed_starts (in a row), and failure, the reason why the engine ended
+    last, are present only while it does not serve."""
 
     is_alive: bool
     state: State
@@ -48,9 +48,9 @@ class Probe(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """num_requests: HTTP requests that generate; each may have several rows, one a choice.
+    """num_requests: HTTP requests that generate; each may have several rows, one for each choice.
 
-    num_waiting_tokens: prompt tokens of those that have no token yet.
+    num_waiting_tokens: prompt tokens of choices that have no token yet.
     """
 
     state: State
@@ -62,8 +62,8 @@ class Load(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """tool_format: the form in which the model calls tools and reasons; plain where it is of no known one.
-    warnings: what an operator should mend, though requests are served."""
+    """tool_format: the form in which the model calls tools and reasons; plain if it is unknown. warnings:
+    faults that an operator should repair, though requests are served."""
 
     is_ready: bool
     reason: str
@@ -85,7 +85,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health/generate")
 async def health_generate(request: Request) -> Response:
-    """One token through the whole engine, within ten seconds."""
+    """Generates one token by the whole engine, within ten seconds."""
     services = services_of(request)
     info = engine_info(services)
     if services.engine.status().state == "paused":
@@ -133,7 +133,7 @@ async def ready(request: Request) -> Response:
 
 
 def _warnings(services: Services) -> list[str]:
-    """The engine has been started."""
+    """The engine must have been ready."""
     info = engine_info(services)
     lossy = [] if info.loss is None else [f"LOSSY: {info.loss}"]
     check = info.draft_check

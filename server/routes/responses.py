@@ -1,5 +1,5 @@
-"""POST /v1/responses: a conversation in, items out, at once or as a stream of named events. Nothing is
-kept."""
+"""POST /v1/responses: a conversation in, items out, at once or as a stream of named events. No answer is
+stored."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class ResponseWriter:
         return self._ended(delta.finish_reason)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The first are written when the first token has come: what the engine refuses is still an HTTP
-        error."""
+        """Writes the first events when the first token has arrived, so that a refusal by the engine is
+        still an HTTP error."""
         reason = None
         with self.names.telling():
             async with self.answer.running() as deltas:
@@ -126,14 +126,14 @@ class ResponseWriter:
         yield self._written(kind(response=self._ended(reason)))
 
     def failed_event(self, error: ApiError) -> bytes:
-        """The last event of a stream that a fault has ended; of one in which only comments have come, the
-        first, too."""
+        """Returns the last event of a stream that an error has ended, and the first ones if only comments
+        were sent."""
         fault = ResponseFault(_fault_code(error), str(error))
         failed = replace(self.begun, status="failed", error=fault, output=list(self.items.done))
         return self._beginning() + self._written(Failed(response=failed))
 
     def _beginning(self) -> bytes:
-        """Returns the events before all others; nothing once they are written."""
+        """Returns the events before all others; nothing if they were written."""
         if self.num_events:
             return b""
         return self._written(Created(response=self.begun)) + self._written(InProgress(response=self.begun))
@@ -169,7 +169,7 @@ def _fault_code(error: ApiError) -> str:
 
 
 def _begun(body: ResponsesRequest, answer: Answer, tokenizer: Tokenizer) -> ResponseObject:
-    """The object before there is any output: most of it repeats the request."""
+    """Returns the object before there is any output; most of it repeats the request."""
     head, default = answer.head, tokenizer.default_sampling
     return ResponseObject(
         id=head.id,

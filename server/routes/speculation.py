@@ -1,4 +1,4 @@
-"""GET and PUT /v1/speculation: how far is drafted, and how often drafts are right."""
+"""GET and PUT /v1/speculation: the depth of speculation, and the acceptance of drafts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ router = APIRouter(prefix="/v1/speculation")
 
 class SpeculationState(msgspec.Struct):
     """Counters are those of /metrics, over all requests. has_mtp: an MTP head is loaded. drafter: mtp,
-    eagle3, trained_head or draft_model, each also with ,ngram where n-gram lookup joins it; ngram or none.
-    depth: the most drafts of a round, with which the server was started; chooses_depth: it chooses how many
-    each round has, else each has as many as it may.
+    eagle3, trained_head or draft_model, each also with ,ngram if n-gram lookup joins it; ngram or none.
+    depth: the most drafts of a round, set at start; chooses_depth: the server chooses the depth of each round
+    up to it, instead of always drafting as many as allowed.
 
-    max_draft_tokens: what a round gets at most now. acceptance_per_position: None where nothing was drafted.
-    acceptance_length: tokens a row got in a round, on average; None before the first round. check: how the
-    engine found the drafter when it started.
+    max_draft_tokens: the most drafts that a round gets now. acceptance_per_position: None where nothing was
+    drafted. acceptance_length: the mean number of tokens a row got in a round; None before the first round.
+    check: the result of the drafter's check at start.
     """
 
     has_mtp: bool
@@ -41,8 +41,8 @@ class SpeculationState(msgspec.Struct):
 
 
 class SpeculationLimit(msgspec.Struct, forbid_unknown_fields=True):
-    """max_draft_tokens: of every round from now on, 0 to the server's depth, also where the drafter failed
-    its check; null lifts the limit."""
+    """max_draft_tokens: the limit for every round from now on, 0 to the server's depth, even if the
+    drafter failed its check; null removes the limit."""
 
     max_draft_tokens: int | None
 
@@ -54,7 +54,7 @@ async def show_speculation(request: Request) -> Response:
 
 @router.put("")
 async def limit_speculation(request: Request) -> Response:
-    """Changes the depth of running requests, too: it never changes a text. The limit survives a restart of
+    """Sets the limit, also for running requests: it never changes a text. The limit survives a restart of
     the engine."""
     services = services_of(request)
     services.keys.check_admin(credentials(request.headers))

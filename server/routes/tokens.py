@@ -31,13 +31,13 @@ IDS_AT_ONCE = 1 << 13
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
-    """tokenizer_config.json of the model, for clients that take their tokenizer from a server."""
+    """Returns tokenizer_config.json of the model, for clients that load their tokenizer from a server."""
     return JsonResponse(services_of(request).tokenizer_info)
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """The ids that a completion or a chat would start from, however many."""
+    """Returns the token ids of the prompt of a completion or a chat, however many."""
     services = services_of(request)
     body = await body_of(request, TokenizeRequest)
     check_model(body.model, services)
@@ -69,8 +69,8 @@ def _text(token_ids: list[int], vocabulary: Vocabulary, vocab_size: int) -> str:
 async def _encoder(
     body: TokenizeRequest, services: Services, ignored: list[str]
 ) -> tuple[str, Callable[[], Iterable[list[int]]]]:
-    """(the text, what yields its ids piece by piece and blocks). ignored: gets the paths of what is not
-    shown."""
+    """Returns the text, and a function that returns its ids piece by piece and blocks. ignored: receives
+    the paths of what the model is not shown."""
     tokenizer = services.tokenizer
     if body.messages is not None and body.prompt is None:
         check_tools(body.tools, None)

@@ -1,1 +1,1 @@
-"""What is observed of requests and of the engine: metrics, and the history that the live page draws."""
+"""Observations of requests and of the engine: metrics, and the history that the live page draws."""

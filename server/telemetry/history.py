@@ -1,8 +1,7 @@
-"""The last quarter of an hour, a point a second: what the live page draws and the log's statistics line
-tells.
+"""The last quarter of an hour, one point a second, for the live page and the log's statistics line.
 
-Rates are between two readings; acceptance, depths and latencies look further back, for a second holds few of
-them.
+Rates are differences between two readings; acceptance, depths and latencies cover a longer time, because a
+single second has few of them.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ LAST_MINUTE_SECONDS = 60.0
 STATISTICS_SECONDS = 10.0
 QUANTILES = (0.5, 0.95, 0.99)
 
-# Cumulative, as Prometheus has them: (upper bound, observations up to it), the last bound is infinity.
+# Cumulative as in Prometheus: (upper bound, number of observations up to it); the last bound is infinity.
 Buckets = list[tuple[float, float]]
 
 logger = logging.getLogger("headway.server")
 
 
 class Point(msgspec.Struct, array_like=True, frozen=True):
-    """One second. None where there was nothing to measure. Latencies: seconds at each of QUANTILES.
+    """One second. A value is None if there was nothing to measure. Latencies: seconds at each of QUANTILES.
 
-    depth: mean over rounds. depth_shares: of the rounds of the last seconds, by depth from 0 up; empty where
-    there was none. acceptance_length: tokens a row got in a round. speedup: of the last minute, as the engine
-    estimates it.
+    depth: the mean over rounds. depth_shares: the shares of the last seconds' rounds by depth, from 0 up;
+    empty without rounds. acceptance_length: tokens a row got in a round. speedup: of the last minute, by the
+    engine's estimate.
     """
 
     time_unix: float
@@ -106,7 +105,7 @@ class Recent:
 
     @property
     def depth_shares(self) -> list[float]:
-        """Returns the share of the rounds with each depth, up to the greatest that a round has had; nothing
+        """Returns the share of the rounds with each depth, up to the greatest depth of any round; empty
         without rounds."""
         risen = _difference(self.old.stats.rounds_by_depth, self.new.stats.rounds_by_depth)
         total = sum(risen.values())
@@ -114,7 +113,7 @@ class Recent:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as long the tokens would have taken without drafts, as the engine estimates."""
+        """Returns the estimated time of the tokens without drafts over their time."""
         old, new = self.old.stats, self.new.stats
         seconds = new.round_seconds - old.round_seconds
         return (new.undrafted_seconds - old.undrafted_seconds) / seconds if seconds > 0 else None
@@ -147,8 +146,8 @@ class History:
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
 
     async def run(self) -> None:
-        """Until it is cancelled: a point each second, a line in the log every ten seconds in which anything
-        ran."""
+        """Runs until it is cancelled: adds a point each second, and logs a line every ten seconds in which
+        anything ran."""
         self._read()
         told = self._readings[-1]
         while True:
@@ -188,7 +187,7 @@ class History:
         return [point for point in self._points if point.time_unix > time_unix]
 
     def recent(self, seconds: float) -> Recent:
-        """From the newest reading back to the first that is at most so old."""
+        """Returns the difference between the newest reading and the oldest one that is at most this old."""
         if not self._readings:
             empty = Reading(0.0, EngineStats(), {})
             return Recent(empty, empty)
@@ -201,8 +200,8 @@ class History:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """Returns a quantile like PromQL's histogram_quantile: linear within a bucket; the last finite bound for
-    what lies beyond it.
+    """Returns a quantile like PromQL's histogram_quantile: linear within a bucket; beyond the last finite
+    bound, that bound.
 
     [(1, 2), (2, 4), (inf, 4)] at 0.75: the third of four lies in the middle of (1, 2] -> 1.5.
     """
@@ -217,7 +216,7 @@ def quantile(buckets: Buckets, share: float) -> float | None:
 
 
 def _log_statistics(recent: Recent) -> None:
-    """Nothing while nothing runs."""
+    """Logs a line, unless nothing runs."""
     stats = recent.new.stats
     is_idle = not stats.num_requests_running and not stats.num_requests_waiting
     if is_idle and stats.num_steps == recent.old.stats.num_steps:
@@ -251,7 +250,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _risen(old: Sequence[int], new: Sequence[int]) -> list[int]:
-    """An engine that has just started has longer lists than none."""
+    """Returns the increases. An engine that has just started has longer lists than none."""
     return [count - past for count, past in zip(new, [*old, *[0] * len(new)], strict=False)]
 
 

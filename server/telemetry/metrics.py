@@ -1,5 +1,4 @@
-"""Collects what /metrics shows: the engine's latest snapshot as families, and what is observed in this
-process."""
+"""Collects the families of /metrics: the engine's latest snapshot, and the observations of this process."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ from headway.server.telemetry.vllm_metrics import VllmCollector, step_token_buck
 # The library adds a series with its creation time to every counter and histogram; no query needs it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-# Shown from the start: a counter that appears with its first event hides that event from rate().
+# All labels are shown from the start: a counter that appears with its first event hides that event from
+# rate().
 ENDINGS = {reason.value: 0 for reason in FinishReason}
 ENDPOINTS = {
     "/v1/completions": "completions",
@@ -80,7 +80,8 @@ def endpoint_of(path: str) -> str:
 
 
 class Metrics:
-    """Mutable: observed by generations and the access log, read by /metrics. One registry for the process."""
+    """Mutable: generations and the access log observe, /metrics reads. There is one registry for the
+    process."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Metrics:
         names: MetricsNames = "headway",
         tool_format: str = "plain",
     ) -> None:
-        """names: whose names the families have; with both each is there twice. tool_format: see
+        """names: whose names the families have; `both` shows each family twice. tool_format: see
         RequestMetrics."""
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry, tool_format)
@@ -220,7 +221,7 @@ def _one_of(name: str, documentation: str, states: Iterable[str], current: str) 
 
 
 def _recent_speculation(history: History) -> Iterator[Metric]:
-    """NaN where nothing was drafted, or no round was timed."""
+    """Yields NaN if nothing was drafted, or no round was timed."""
     recent = history.recent(LAST_MINUTE_SECONDS)
     yield GaugeMetricFamily(
         "headway_spec_decode_acceptance_ratio",
@@ -279,7 +280,8 @@ def _by_position(values: list[int]) -> Mapping[str, float]:
 
 
 def _histogram_of(name: str, documentation: str, counts: Mapping[int, int], values: range) -> Metric:
-    """Exact counts of small numbers, one bucket each: {1: 5, 3: 2} -> le=1: 5, le=2: 5, le=3: 7, +Inf: 7."""
+    """Returns exact counts of small numbers, one bucket each: {1: 5, 3: 2} -> le=1: 5, le=2: 5, le=3: 7,
+    +Inf: 7."""
     buckets, total = [], 0
     for value in values:
         total += counts.get(value, 0)

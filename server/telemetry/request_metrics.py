@@ -31,7 +31,7 @@ OTHER_KEYWORD = "other"
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """One choice that ended by itself. Times are seconds from the request's arrival.
+    """One choice that has ended normally. Times are seconds from the request's arrival.
 
     queue_seconds: from the choice's arrival at the engine to its first admission. max_tokens: its limit.
     """
@@ -45,11 +45,11 @@ class FinishedChoice:
 
 
 class RequestMetrics:
-    """Mutable: generations are its only writers. Every histogram has one sample a choice, if not said
-    otherwise."""
+    """Mutable: generations are its only writers. Every histogram has one sample for each choice, unless it
+    says otherwise."""
 
     def __init__(self, registry: CollectorRegistry, tool_format: str) -> None:
-        """tool_format: the name of the form in which the model calls tools."""
+        """tool_format: the name of the model's format of tool calls."""
         self._registry = registry
         self.time_to_first_token = self._histogram(
             "headway_time_to_first_token_seconds", "From the request's arrival to its first token."
@@ -124,17 +124,18 @@ class RequestMetrics:
         self._tool_calls.labels(self._tool_format, MALFORMED).inc(num_malformed)
 
     def observe_grammar(self, kind: Kind, outcome: str, seconds: float | None = None) -> None:
-        """outcome: one of OUTCOMES. seconds: that compiling took; None where it was cached."""
+        """outcome: one of OUTCOMES. seconds: the time of the compilation; None if it was cached."""
         self.grammars.labels(kind, outcome).inc()
         if seconds is not None:
             self.grammar_compile_time.observe(seconds)
 
     def count_dropped_keyword(self, keyword: str) -> None:
-        """Clients choose names freely: what is no keyword is counted as another."""
+        """Counts a keyword. Clients choose names freely, so that unknown ones are counted together."""
         self.dropped_keywords.labels(keyword if keyword in CONSTRAINTS else OTHER_KEYWORD).inc()
 
     def observe_choice(self, choice: FinishedChoice) -> None:
-        """A clock of each process: a prefill that seems to have ended before it began took no time."""
+        """Observes a choice. The two processes' clocks differ: a prefill that seems to end before it began
+        took no time."""
         decode_seconds = choice.last_token_seconds - choice.first_token_seconds
         prefill_seconds = max(0.0, choice.first_token_seconds - choice.queue_seconds)
         self.time_to_first_token.observe(choice.first_token_seconds)
@@ -149,12 +150,12 @@ class RequestMetrics:
         self.max_tokens.observe(choice.max_tokens)
 
     def observe_prompt(self, num_choices: int, num_longest_tokens: int) -> None:
-        """All choices of one prompt have ended."""
+        """Observes a prompt whose choices have all ended."""
         self.choices.observe(num_choices)
         self.longest_choice.observe(num_longest_tokens)
 
     def latencies(self) -> dict[str, Buckets]:
-        """By the names of the history's points."""
+        """Returns the latencies by the names of the history's points."""
         histograms = {
             "time_to_first_token": self.time_to_first_token,
             "time_per_output_token": self.time_per_output_token,

@@ -1,4 +1,4 @@
-"""The metrics by the names and labels that vLLM gives them, for what was made to read vLLM's.
+"""The metrics under vLLM's names and labels, for tools that read vLLM's metrics.
 
 Names and meanings are those of vLLM 0.33 (vllm/v1/metrics/loggers.py). Buckets are Headway's own.
 """
@@ -42,7 +42,7 @@ COUNTERS: dict[str, tuple[str, Read]] = {
     "prefix_cache_hits": ("headway_prefix_cache_hit_tokens_total", lambda s: s.num_cached_prompt_tokens),
     "num_preemptions": ("headway_preemptions_total", lambda s: s.num_preemptions),
 }
-# Only of an engine that speculates.
+# Counters that only an engine with speculation shows.
 SPECULATION: dict[str, tuple[str, Read]] = {
     "spec_decode_num_drafts": ("headway_spec_decode_num_drafts_total", lambda s: s.num_drafts),
     "spec_decode_num_draft_tokens": (
@@ -57,7 +57,7 @@ SPECULATION: dict[str, tuple[str, Read]] = {
 
 
 class VllmCollector(Collector):
-    """Builds vLLM's families anew for each scrape from what is counted anyway. Immutable."""
+    """Builds vLLM's families anew for each scrape from existing counts. Immutable."""
 
     def __init__(
         self, read_stats: Callable[[], EngineStats], requests: RequestMetrics, model_name: str
@@ -148,7 +148,7 @@ class VllmCollector(Collector):
         return family
 
     def _renamed(self, name: str, histogram: Histogram) -> Metric:
-        """The histogram's present counts under another name."""
+        """Returns the histogram's present counts under another name."""
         (source,) = histogram.collect()
         family = HistogramMetricFamily(name, f"{source.name} by vLLM's name.", labels=LABELS)
         buckets = [(s.labels["le"], s.value) for s in source.samples if s.name.endswith("_bucket")]
@@ -157,7 +157,7 @@ class VllmCollector(Collector):
         return family
 
     def _step_tokens(self, stats: EngineStats) -> Metric:
-        """Its name ends as a counter's does and it is a histogram, as with vLLM."""
+        """Returns a histogram whose name ends like a counter's, as in vLLM."""
         family = HistogramMetricFamily(
             "vllm:iteration_tokens_total", "headway_tokens_per_step by vLLM's name.", labels=LABELS
         )
@@ -166,14 +166,14 @@ class VllmCollector(Collector):
 
 
 def step_token_buckets(stats: EngineStats) -> list[tuple[str, float]]:
-    """Cumulative, as (le, count), of the tokens of the engine's steps."""
+    """Returns cumulative (le, count) pairs of the tokens of the engine's steps."""
     bounds = [*(f"{bound}.0" for bound in STEP_TOKEN_BOUNDS), "+Inf"]
     counts = zip_longest(bounds, accumulate(stats.num_steps_by_tokens), fillvalue=0)
     return [(str(bound), float(count)) for bound, count in counts]
 
 
 def _cache_config(stats: EngineStats) -> Metric:
-    """The sizes are labels, which is where gateways look for them."""
+    """Returns the sizes as labels, where gateways look for them."""
     family = GaugeMetricFamily(
         "vllm:cache_config_info",
         "headway_cache_config_info by vLLM's name.",

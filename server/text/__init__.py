@@ -1,1 +1,2 @@
-"""Text to token ids and back: tokenizers, prompts, chat templates, and text that stays text."""
+"""Converts text to token ids and back: tokenizers, prompts, chat templates, and clients' text that stays
+text."""

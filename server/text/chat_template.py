@@ -1,6 +1,6 @@
-"""Messages to the text of a prompt, by the chat template in the model's files.
+"""Renders messages to the text of a prompt, by the chat template in the model's files.
 
-The template runs in a process of its own (template_worker.py), bounded in time, memory and size.
+The template runs in a process of its own (template_worker.py), with limits of time, memory and size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.server.text.model_defaults import read_tokenizer_config, token_cont
 from headway.server.text.template_frames import MarkedConversation, Rendered, RenderJob
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.text.template_worker")
-# Its libraries start no thread pools: what they reserve would count as memory in use.
+# Its libraries must start no thread pools, whose reserved memory would count as memory in use.
 WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 RENDER_SECONDS = 5.0  # of processor time
 QUICK_SECONDS = 0.1
@@ -34,11 +34,11 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """The source of a template, and the special tokens that it may name. tool_source: for conversations with
-    tools, where the model's files have a template of its own for them.
+    """The source of a template, and the special tokens that it may name. tool_source: a separate template for
+    conversations with tools, if the model's files have one.
 
-    stop_strings: that end an answer; a template that separates messages by plain text needs them. note: what
-    people should know of the model's chats. Both are Headway's own, beside a named template in
+    stop_strings: these end an answer; a template that separates messages by plain text needs them. note: a
+    remark for users on the model's chats. Both are Headway's own fields, beside a named template in
     tokenizer_config.json.
     """
 
@@ -50,7 +50,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """All that the templates say."""
+        """Returns the sources of all templates."""
         return self.source + (self.tool_source or "")
 
     def source_for(self, conversation: Conversation) -> str:
@@ -58,8 +58,8 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate | None:
-    """file: the template to use instead of the model's own. Otherwise chat_template.jinja, else
-    tokenizer_config.json; None if the model has none. Raises ModelError, and ConfigError for `file`."""
+    """Returns the template of `file`, else of chat_template.jinja, else of tokenizer_config.json; None if
+    there is none. Raises ModelError, and ConfigError for `file`."""
     config = read_tokenizer_config(folder)
     entry: Mapping[str, object] = {}
     tool_source = None
@@ -84,7 +84,7 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
 
 
 def _named(template: object) -> dict[object, Mapping[str, object]]:
-    """Templates by name: one string is the default, a list has objects with name and template."""
+    """Returns the templates by name: a string is the default, a list has objects with name and template."""
     if isinstance(template, list):
         return {entry.get("name"): entry for entry in reversed(template) if isinstance(entry, dict)}
     return {"default": {"template": template}}
@@ -96,7 +96,7 @@ def _string(entry: Mapping[str, object], name: str) -> str | None:
 
 
 def read_template(file: Path) -> str:
-    """The text of --chat-template. Raises ConfigError."""
+    """Returns the text of --chat-template. Raises ConfigError."""
     try:
         source, reason = read_text(file), "there is no such file"
     except ModelError as error:
@@ -125,13 +125,14 @@ class ChatRenderer:
         self._pool = WorkerPool(WORKER_COMMAND, purpose)
 
     async def render(self, conversation: Conversation) -> str:
-        """Raises ApiError: the template refused the conversation, failed, took too long or wrote too much."""
+        """Raises ApiError if the template refuses the conversation, fails, takes too long or writes too
+        much."""
         return _text(await self._ask(conversation, None), conversation)
 
     async def render_marked(self, conversation: Conversation, marked: MarkedConversation) -> ChatPrompt:
-        """The text of the conversation with marks where clients spelled structural tokens.
+        """Returns the text of the conversation with marks where clients spelled structural tokens.
 
-        Raises ApiError as `render` does, and where the template inspects such a token, so that its origin is
+        Raises ApiError as `render` does, and if the template inspects such a token, so that its origin is
         unknown.
         """
         answer = await self._ask(conversation, marked)
@@ -151,8 +152,8 @@ class ChatRenderer:
             )
 
     async def syntax_error(self) -> str | None:
-        """The reason why the template cannot be compiled. Whatever else fails over no messages may work with
-        some."""
+        """Returns why the template cannot be compiled; None if it can. Other failures without messages do
+        not matter."""
         with suppress(ApiError):
             for conversation in (Conversation([]), Conversation([], tools=[{}])):
                 answer = await self._ask(conversation, None)

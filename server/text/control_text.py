@@ -1,7 +1,7 @@
-"""Keeps clients' chat text literal: structural tokens that they spell out never become those tokens.
+"""Keeps clients' chat text literal: structural tokens that clients spell out never become those tokens.
 
 Before the template runs a second time, each is replaced by an unguessable mark (escaping.py). The marks tell
-which tokens of the rendered text were spelled out by a client and which were written by the template.
+which tokens of the rendered text were spelled out by a client, and which the template wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BARS = re.compile(r"<[|\uff5c].*[^\W_].*[|\uff5c]>", re.DOTALL)
 _ANGLES = re.compile(rf"<+/?([^<>]*{_LETTER}[^<>]*)>+")
 _UPPER_CASE = re.compile(r"\[/?[\w -]*[A-Z]{2}[\w -]*\]")
 _DELIMITERS = "<>[]{}|\uff5c:#@$~^"
-# Tags of HTML that tokenizers have for ordinary text (Gemma 3's has 60 of them). <s> is not one of them: most
+# HTML tags that tokenizers have for ordinary text (Gemma 3's has 60 of them). <s> is not among them: most
 # tokenizers that have it begin a text with it.
 _HTML = re.compile(
     "a|abbr|b|blockquote|body|br|button|caption|center|code|col|colgroup|dd|del|div|dl|dt|em|figcaption|figure|font|"
@@ -27,11 +27,11 @@ _HTML = re.compile(
 
 
 def is_structural(token: str, *, is_special: bool, template: str) -> bool:
-    """Returns whether an added token gives chats their form, so that only a template may write it.
+    """Returns whether an added token gives chats their structure, so that only a template may write it.
 
-    True for special tokens, for `<|...|>`, `<...>` except tags of HTML, and `[UPPER_CASE]`. Also true for
-    tokens with a letter that begin or end with a delimiter, such as `USER:`, where the template's source has
-    them. False for white space, digits, emoji and words, which are ordinary text.
+    True for special tokens, for `<|...|>`, `<...>` except HTML tags, and `[UPPER_CASE]`. Also true for tokens
+    with a letter that begin or end with a delimiter, such as `USER:`, if the template's source contains them.
+    False for white space, digits, emoji and words, which are ordinary text.
     """
     text = token.strip()
     if not text:
@@ -46,14 +46,14 @@ def is_structural(token: str, *, is_special: bool, template: str) -> bool:
 
 
 def json_form(text: str) -> str:
-    """The text as a template writes it within a JSON string."""
+    """Returns the text as a template writes it within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def control_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds structural tokens in a text, the longest of those that begin together; None if there are none.
+    """Returns a pattern that finds structural tokens in a text, the longest first; None if there are none.
 
-    The time is linear in the text however many tokens there are: tokens share their beginnings in the
+    The search takes linear time however many tokens there are, because tokens share their prefixes in the
     pattern.
     """
     wanted = sorted({text for text in texts if text})
@@ -61,8 +61,8 @@ def control_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _trie(texts: Sequence[str]) -> str:
-    """texts: sorted, so that the first and the last of those that begin alike share what all of them
-    share."""
+    """texts: sorted, so that the prefix which the first and the last of a group share is shared by all of
+    it."""
     by_first: dict[str, list[str]] = {}
     for text in filter(None, texts):
         by_first.setdefault(text[0], []).append(text)
@@ -89,8 +89,8 @@ class ChatPrompt:
     spelled: tuple[str, ...] = ()
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """Yields (text, whether a client spelled structural tokens in it). A mark that the template cut stays
-        text."""
+        """Yields (text, whether a client spelled structural tokens in it). A mark that the template cut
+        stays text."""
         if not self.spelled:
             yield self.text, False
             return
@@ -102,7 +102,7 @@ class ChatPrompt:
                 yield part, False
 
     def spelled_out(self) -> str:
-        """The text without marks."""
+        """Returns the text without marks."""
         return "".join(text for text, _ in self.pieces())
 
 
@@ -117,15 +117,15 @@ class TokenParts:
     longest: int
 
     def is_inside(self, text: str) -> bool:
-        """Returns whether the text is a part of a token; a few texts that are none are taken for one, too."""
+        """Returns whether the text is a part of a token; it may be true for a few other texts."""
         return len(text) < self.longest and text in self.joined
 
     def ending(self, text: str) -> str:
-        """The longest end of a token with which the text begins."""
+        """Returns the longest end of a token with which the text begins."""
         return next((text[:n] for n in range(self.longest, 0, -1) if text[:n] in self.endings), "")
 
     def beginning(self, text: str) -> str:
-        """The longest beginning of a token with which the text ends."""
+        """Returns the longest beginning of a token with which the text ends."""
         return next((text[-n:] for n in range(self.longest, 0, -1) if text[-n:] in self.beginnings), "")
 
 

@@ -1,6 +1,8 @@
-"""Token ids to text, as they come: no character is split, no stop string is shown, each id is decoded once.
+"""Decodes token ids to text as they arrive: no character is split, no stop string is shown, and each id is
+decoded once.
 
-The text of all deltas together is what decoding all ids at once gives, however the ids were cut into rounds.
+The text of all deltas together equals the decoding of all ids at once, however the ids were split into
+rounds.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from headway.server.text.stop_strings import Match, SilentMatcher, StopMatcher
 
 REPLACEMENT = "�"
 MAX_PENDING = 16  # tokens held back for a character that does not complete
-CONTEXT_TOKENS = 32  # how far back in the prompt to look for a token that stands for itself
+CONTEXT_TOKENS = 32  # how far back in the prompt an anchor token is searched
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The printable stand-ins that byte-level tokenizers write for bytes (the table of GPT-2)."""
+    """Returns the printable stand-ins of byte-level tokenizers for bytes (the table of GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -37,11 +39,11 @@ def _is_mistaken(content: str) -> bool:
 
 
 class Vocabulary:
-    """The tables that all detokenizers of one model share. Mutable: fills its table of token bytes on first
+    """The tables that all detokenizers of one model share. Mutable: fills its table of token bytes at first
     use.
 
-    shows_special: special tokens are text like any other, else they are silent but for those of which the
-    content is among `shown`.
+    shows_special: special tokens are text like any other; otherwise they are silent, except those whose
+    content is in `shown`.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Vocabulary:
         hidden = () if shows_special else self._contents.items()
         self._silent = {i: content for i, content in hidden if content.decode() not in shown}
         self._added = {i: token.content.encode() for i, token in added.items()}
-        # Added tokens that the library's decoder takes for stand-ins of bytes.
+        # Added tokens that the library's decoder mistakes for stand-ins of bytes.
         self._mistaken = {i for i, content in self._added.items() if _is_mistaken(content.decode())}
         self._anchor = [] if self.is_byte_level else tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._bytes: dict[int, bytes] = {}
@@ -79,7 +81,7 @@ class Vocabulary:
         if token is None or token_id in self._silent:
             return b""
         if token_id in self._contents or (self.is_byte_level and token_id in self._added):
-            return self._added[token_id]  # added tokens are written as they are, not in stand-ins for bytes
+            return self._added[token_id]  # added tokens are stored as they are, not as stand-ins for bytes
         if self.stands_for_a_byte(token_id):
             return bytes([int(token[3:5], 16)])
         if not self.is_byte_level:
@@ -94,11 +96,12 @@ class Vocabulary:
         return self._silent.get(token_id, b"").decode()
 
     def has_silent_text(self, text: str) -> bool:
-        """A special token that is not shown is spelled out in the text."""
+        """Returns whether the text contains the spelling of a special token that is not shown."""
         return any(content and content.decode() in text for content in self._silent.values())
 
     def stands_for_a_byte(self, token_id: int) -> bool:
-        """Byte-fallback tokens `<0x00>` .. `<0xFF>`: what a run of them means is known at its end only."""
+        """Returns whether the token is a byte-fallback token `<0x00>` .. `<0xFF>`. The meaning of a run of
+        them is known only at its end."""
         return not self.is_byte_level and bool(
             _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(token_id) or "")
         )
@@ -108,7 +111,8 @@ class Vocabulary:
 
 
 class Decoder(Protocol):
-    """Ids to certain text. Two kinds: by bytes, and by the tokenizer's own decoder in a window."""
+    """Decodes ids to text that is certain. There are two kinds: by bytes, and by the tokenizer's own
+    decoder in a window."""
 
     def push(self, token_id: int) -> str: ...
     def rest(self) -> str:
@@ -117,8 +121,7 @@ class Decoder(Protocol):
 
 
 class ByteDecoder:
-    """Decodes the tokens of byte-level tokenizers. Mutable: holds the bytes of a character that is not
-    complete."""
+    """Decodes the tokens of byte-level tokenizers. Mutable: holds the bytes of an incomplete character."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -135,10 +138,10 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """Decodes for every other tokenizer: new tokens are decoded after the last token that was shown.
+    """Decodes for all other tokenizers: new tokens are decoded after the last token that was shown.
 
-    That token keeps a decoder from treating the new ones as the start of a text (which drops a space).
-    Mutable: holds tokens whose text is not certain.
+    That token, the anchor, prevents the decoder from treating the new ones as the start of a text, which
+    would drop a space. Mutable: holds tokens whose text is not certain.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int]) -> None:
@@ -170,10 +173,8 @@ class WindowDecoder:
 
 
 class Decoded(NamedTuple):
-    """text: what may be shown now. num_tokens: ids that were used; fewer than given after a stop string.
-
-    stop: the stop string that ended the text.
-    """
+    """text: the text that may be shown now. num_tokens: the number of ids used; fewer than given after a
+    stop string. stop: the stop string that ended the text."""
 
     text: str
     num_tokens: int
@@ -183,9 +184,9 @@ class Decoded(NamedTuple):
 class Detokenizer:
     """The text of one choice. Mutable: owned by that choice.
 
-    A stop string that has a silent special token in it is found where that token came, too.
-    min_tokens: a stop string counts only if a token after the first min_tokens completes it.
-    num_characters: decoded so far, shown or held back.
+    A stop string that contains a silent special token is also found where that token came. min_tokens: a stop
+    string counts only if a token after the first min_tokens completes it. num_characters: decoded so far,
+    shown or held back.
     """
 
     def __init__(
@@ -225,10 +226,10 @@ class Detokenizer:
         return Decoded("".join(texts), len(token_ids))
 
     def start_of(self, token_id: int, before: int) -> int:
-        """Where the text of the token that was pushed last, alone, begins. before: num_characters before it.
+        """Returns where the text of the token begins that was pushed last, alone. before: num_characters
+        before it.
 
-        What is left of a character that does not complete comes with the next token, and stands before its
-        text.
+        The rest of an incomplete character comes with the next token, and precedes its text.
         """
         try:
             text = self._vocabulary.token_bytes(token_id).decode()
@@ -237,7 +238,7 @@ class Detokenizer:
         return max(before, self.num_characters - len(text)) if text else before
 
     def flush(self) -> Decoded:
-        """The end: what was held back is certain now."""
+        """Ends the text: everything that was held back is certain now."""
         rest = self._decoder.rest()
         self._take([rest], num_tokens=0)
         matches = [self._matcher.push(rest, self._ripe)]
@@ -249,14 +250,14 @@ class Detokenizer:
 
     @property
     def _is_ripe(self) -> bool:
-        """The newest token may complete a stop string."""
+        """Returns whether the newest token may complete a stop string."""
         return not self._min_tokens or self._num_tokens > self._min_tokens
 
     def _push(self, token_ids: Sequence[int]) -> Decoded:
-        """All at once: nothing is found out token by token unless a stop string is complete."""
+        """Decodes all at once. Tokens are examined one by one only if a stop string is complete."""
         pieces = [self._decoder.push(token_id) for token_id in token_ids]
         text = "".join(pieces)
-        # Most texts have no beginning of a stop string: nothing is held then.
+        # Most texts contain no beginning of a stop string, and nothing is held back.
         if not (self._min_tokens or self._held) and self._matcher.passes(text):
             self._num_tokens += len(token_ids)
             self.num_characters += len(text)
@@ -287,11 +288,11 @@ class Detokenizer:
             return Decoded(self._released(min(self._matcher.position, silent_matcher.position)), 1)
         self._take(
             [pending], num_tokens=0
-        )  # what came before a silent token is certain if that ends the text
+        )  # the text before a silent token is certain if the token ends the text
         return Decoded(self._ended(match), 1, match.stop)
 
     def _take(self, pieces: Sequence[str], *, num_tokens: int) -> str:
-        """The text of the next tokens, which is held from now on."""
+        """Returns the text of the next tokens, which is held back from now on."""
         text = "".join(pieces)
         if not self._num_tokens + num_tokens > self._min_tokens:
             self._ripe = self.num_characters + len(text)
@@ -303,13 +304,13 @@ class Detokenizer:
         return text
 
     def _released(self, position: int) -> str:
-        """Takes out what is held before a position."""
+        """Returns and removes the held text before a position."""
         count = position - (self.num_characters - len(self._held))
         text, self._held = self._held[:count], self._held[count:]
         return text
 
     def _ended(self, match: Match) -> str:
-        """Takes out what is to be shown before a stop string, and the stop string if it is to be shown."""
+        """Returns the text before a stop string, and the stop string if it is shown."""
         text = self._released(match.start)
         self._held = ""
         return text + (match.stop if self._shows_stop else "")

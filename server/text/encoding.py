@@ -1,5 +1,5 @@
-"""Runs the encoding of long texts outside the event loop: one long text at a time, and a bound on what
-waits."""
+"""Encodes long texts outside the event loop: one long text at a time, and with a limit on the waiting
+bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from headway.server.base.errors import RETRY_AFTER, ApiError
 
-INLINE_CHARACTERS = 1024  # about 1 ms of work, which another thread would not do sooner
+INLINE_CHARACTERS = 1024  # about 1 ms of work, for which another thread is no faster
 LONG_CHARACTERS = 1 << 17  # longer texts wait for each other, so that shorter ones find a free thread
 MAX_WAITING_BYTES = 48 * 2**20
 SHORT_THREADS = 2
@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 
 class EncodingPool:
-    """Mutable: the threads, the bytes of the texts that wait or are encoded, and those encoded since memory
-    was given back; `run_of` and what it calls are their only writers."""
+    """Mutable: owns the threads, and counts the bytes of texts that wait or are being encoded, and of
+    those encoded since memory was given back; `run_of` and its callees are the only writers."""
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         _fix_mmap_threshold()
@@ -37,11 +37,12 @@ class EncodingPool:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
     async def run(self, texts: list[str], work: Callable[[], Result]) -> Result:
-        """The result of `work`, which encodes the texts. Raises ApiError (503) while too many texts wait."""
+        """Returns the result of `work`, which encodes the texts. Raises ApiError (503) while too many
+        texts wait."""
         return await self.run_of(sum(map(len, texts)), sum(map(sys.getsizeof, texts)), work)
 
     async def run_of(self, num_characters: int, num_bytes: int, work: Callable[[], Result]) -> Result:
-        """Runs work whose cost is that of encoding a text of this size, like `run`."""
+        """Runs work that costs as much as the encoding of a text of this size, like `run`."""
         if num_characters <= INLINE_CHARACTERS:
             return work()
         if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
@@ -62,7 +63,7 @@ class EncodingPool:
             self._trim_later(num_bytes)
 
     def _trim_later(self, num_bytes: int) -> None:
-        """Gives memory back once the bodies and answers that the work was for are freed too."""
+        """Gives memory back once the bodies and answers of the work are freed, too."""
         self._untrimmed_bytes += num_bytes
         if self._untrimmed_bytes > LONG_CHARACTERS and not self._is_trim_due:
             self._is_trim_due = True
@@ -75,15 +76,15 @@ class EncodingPool:
 
 
 def give_memory_back() -> None:
-    """Returns what the C library has kept of freed memory to the system; glibc only, elsewhere nothing."""
+    """Returns freed memory that the C library has retained to the system; only with glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _fix_mmap_threshold() -> None:
-    """Large blocks keep their own mappings, which return to the system; glibc would raise the threshold with
-    each that is freed and then put large blocks between small ones that live on."""
+    """Lets large blocks have their own mappings, which return to the system. glibc would raise the
+    threshold with each block that is freed, and then place large blocks between small ones that live on."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)

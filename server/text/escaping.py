@@ -1,5 +1,4 @@
-"""Puts marks in place of the structural tokens that clients spell out, wherever in a conversation they
-are."""
+"""Replaces structural tokens that clients spell out by marks, anywhere in a conversation."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ from headway.server.base.conversation import Conversation
 from headway.server.text.control_text import TokenParts, json_form
 from headway.server.text.template_frames import MarkedConversation
 
-# The one field of a message that holds no text of the client, but a word of the server's own list.
+# The one field of a message without text of the client: its value is in the server's own list.
 ROLE = "role"
-# Names of the API and of JSON Schema, which templates look up: they stay as they are where parts of tokens
-# are marked.
+# Names of the API and of JSON Schema, which templates look up; no parts of tokens are marked in them.
 FORM_NAMES = frozenset({
     "type", "function", "name", "description", "parameters", "arguments", "strict", "id", "title", "text", "content",
     "required", "properties", "items", "enum", "const", "default", "format", "anyOf", "oneOf", "allOf",
     "additionalProperties", "nullable", "return", "response", "doc_id",
 })  # fmt: skip
 TYPES = frozenset({"function", "object", "string", "number", "integer", "boolean", "array", "null"})
-# Objects whose names are the client's own.
+# Objects whose names the client chooses.
 FREE_OBJECTS = ("properties", "arguments", "$defs", "definitions")
 
 
 class Escaper:
-    """Mutable: collects the texts that it replaces in one conversation; `marked` is its only writer.
+    """Replaces texts in one conversation. Mutable: collects the texts that it replaces; `marked` is its only
+    writer.
 
-    The mark has nothing that templates change: no letters, no spaces, nothing that JSON escapes.
+    The mark contains nothing that templates change: no letters, no spaces, nothing that JSON escapes.
     """
 
     def __init__(self, pattern: re.Pattern[str] | None, parts: TokenParts | None = None) -> None:
@@ -41,10 +40,8 @@ class Escaper:
         self._joins = False
 
     def marked(self, conversation: Conversation) -> MarkedConversation | None:
-        """The conversation with marks in place of structural tokens, and of their parts at the ends of texts.
-
-        None if it has neither.
-        """
+        """Returns the conversation with marks in place of structural tokens, and of their parts at the
+        ends of texts. None if it has neither."""
         if self._pattern is None:
             return None
         if self._parts is not None:
@@ -53,7 +50,7 @@ class Escaper:
         by_parts = self._conversation(conversation, self._parts)
         if not self._numbers:
             return None
-        # A template that writes JSON escapes some tokens: these texts, too, must be known by a number.
+        # A template that writes JSON escapes some tokens; the escaped texts need a number, too.
         for text in [*self._numbers]:
             self._marked(json_form(text))
         return MarkedConversation(
@@ -64,8 +61,8 @@ class Escaper:
         )
 
     def _may_join(self, conversation: Conversation, parts: TokenParts) -> bool:
-        """Returns whether the middle of a token, such as `think`, may get its ends: from other texts, or, as
-        words that templates put between delimiters do, from the template."""
+        """Returns whether the middle of a token, such as `think`, may be completed: by other texts, or by
+        the template, which puts some words between delimiters."""
         others = [part for name, part in conversation.parts() if name != "messages"]
         if any(True for text in _strings(others)):
             return True
@@ -87,7 +84,7 @@ class Escaper:
         )
 
     def _message(self, message: dict[str, Any], parts: TokenParts | None) -> dict[str, Any]:
-        """The names of a message's own fields are no text."""
+        """Replaces texts in a message. The names of its own fields are no text."""
         return {name: value if name == ROLE else self._value(value, parts) for name, value in message.items()}
 
     def _value(self, value: Any, parts: TokenParts | None, *, has_free_names: bool = False) -> Any:
@@ -125,7 +122,8 @@ class Escaper:
         return self._last_part(self._first_part(text, parts), parts)
 
     def _first_part(self, text: str, parts: TokenParts) -> str:
-        """Templates may trim a text: white space around it stays outside of the mark."""
+        """Marks a part at the beginning. Templates may trim a text, so that white space around it stays
+        outside of the mark."""
         trimmed = text.lstrip()
         part = parts.ending(trimmed)
         return text[: len(text) - len(trimmed)] + self._marked(part) + trimmed[len(part) :] if part else text
@@ -142,7 +140,7 @@ class Escaper:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The strings in a JSON value, without the names of objects."""
+    """Yields the strings in a JSON value, without the names of objects."""
     if isinstance(value, str):
         yield value
     for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

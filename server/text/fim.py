@@ -1,5 +1,4 @@
-"""Fill-in-the-middle: the tokens by which code models take what comes before a gap and what comes after
-it."""
+"""Fill-in-the-middle: the tokens by which code models receive the text before a gap and the text after it."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from headway.server.text.speller import Speller
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """Names of tokens: a prompt is `prefix`, the text before the gap, `suffix`, the text after it, `middle`.
-    ends: that end what fills the gap, in addition to the model's own end and these three."""
+    """Names of tokens. A prompt is `prefix`, the text before the gap, `suffix`, the text after it,
+    `middle`. ends: tokens that end the completion, in addition to the model's own end and these three."""
 
     prefix: str
     suffix: str
@@ -40,15 +39,16 @@ NAMES = frozenset(
 
 
 def find_fim(added_tokens: Collection[str]) -> FimTokens | None:
-    """Returns the family whose tokens a tokenizer has; None if it has none of them."""
+    """Returns the family whose tokens a tokenizer has; None if there is none."""
     complete = (f for f in FAMILIES.values() if {f.prefix, f.suffix, f.middle} <= set(added_tokens))
     return next(complete, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Fim:
-    """Fills gaps with one tokenizer. before: encodes a text as any prompt; after: one that goes on, so
-    without the space that some tokenizers put before a text. end_ids: tokens that end what fills the gap."""
+    """Fills gaps with one tokenizer. before: encodes a text like any prompt; after: encodes a text that
+    goes on, without the space that some tokenizers put before a text. end_ids: tokens that end the
+    completion."""
 
     prefix_id: int
     suffix_id: int
@@ -59,17 +59,17 @@ class Fim:
     after: Speller
 
     def encode_before(self, text: str) -> list[int]:
-        """The ids of the text before a gap, without the token in front of it. Blocks."""
+        """Returns the ids of the text before a gap, without the preceding token. Blocks."""
         return self.before.encode(self._literal(text))
 
     def encode_after(self, text: str) -> list[int]:
-        """The ids that follow those of `encode_before`: the text after the gap and the tokens around it.
+        """Returns the ids after those of `encode_before`: the text after the gap and the tokens around it.
         Blocks."""
         return [self.suffix_id, *self.after.encode(self._literal(text)), self.middle_id]
 
     def _literal(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yields pieces: these tokens are text where a client spells them; others are tokens, as in every
-        prompt."""
+        """Yields pieces for a speller: FIM tokens that a client spells are text; other tokens are tokens,
+        as in every prompt."""
         at = 0
         for match in self.pattern.finditer(text):
             yield text[at : match.start()], False
@@ -79,7 +79,7 @@ class Fim:
 
 
 def make_fim(ids: dict[str, int], before: Speller, after: Speller) -> Fim | None:
-    """ids: of the tokenizer's added tokens. None for a tokenizer without such tokens."""
+    """ids: those of the tokenizer's added tokens. Returns None for a tokenizer without FIM tokens."""
     tokens = find_fim(ids)
     if tokens is None:
         return None

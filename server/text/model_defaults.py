@@ -1,7 +1,7 @@
 """Defaults from a model's files for fields that a request leaves unset: special tokens and sampling.
 
-Each value is judged once, at start, by the rules for a request's own; what does not pass is left out with a
-warning, so that no client is told of a field that it did not send.
+Each value is checked once, at start, by the rules for requests. An invalid one is left out with a warning, so
+that no client gets an error about a field that it did not send.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headway.server.base.errors import ApiError
 from headway.server.protocol.parameters import RANGES, GenerationFields, check_generation
 
 SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
-MIN_CHARACTERS = 4  # letters of the smallest alphabet that people have models for: that of DNA
-# Of private use: by a vocabulary that does not have it, it is the unknown token.
+MIN_CHARACTERS = 4  # the letters of DNA, the smallest alphabet of any model
+# A character of private use, for which a vocabulary has the unknown token at most.
 NOBODYS_CHARACTER = "\U0010fffd"
 MAX_NAMES_SHOWN = 4
 
@@ -32,8 +32,8 @@ logger = logging.getLogger("headway.server")
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """start_token_id, end_token_id: of the tokenizer, None where it has none. adds_start_token: None where
-    tokenizer_config.json leaves that to tokenizer.json. stop_token_ids: ascending, at most
+    """start_token_id, end_token_id: those of the tokenizer; None if it has none. adds_start_token: None if
+    tokenizer_config.json leaves this to tokenizer.json. stop_token_ids: ascending, at most
     MAX_STOP_TOKEN_IDS."""
 
     start_token_id: int | None
@@ -44,8 +44,7 @@ class ModelDefaults:
 
 
 def read_model_defaults(folder: Path, tokenizer: HFTokenizer, vocab_size: int | None) -> ModelDefaults:
-    """vocab_size: of the model; None where nothing is known of it. Raises ModelError for files that are
-    broken."""
+    """vocab_size: the model's; None if it is unknown. Raises ModelError for broken files."""
     file = folder / "tokenizer_config.json"
     config = read_tokenizer_config(folder)
     generation = read_json_object(folder / "generation_config.json") or {}
@@ -64,8 +63,8 @@ def read_model_defaults(folder: Path, tokenizer: HFTokenizer, vocab_size: int | 
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, object]:
-    """tokenizer_config.json; as in transformers the special tokens of special_tokens_map.json go before it,
-    unless it lists the added tokens. Raises ModelError."""
+    """Returns tokenizer_config.json. As in transformers, the special tokens of special_tokens_map.json
+    override it, unless it lists the added tokens. Raises ModelError."""
     config = read_json_object(folder / "tokenizer_config.json") or {}
     if "added_tokens_decoder" in config:
         return config
@@ -73,15 +72,15 @@ def read_tokenizer_config(folder: Path) -> dict[str, object]:
 
 
 def token_content(token: object) -> str | None:
-    """The text of a special token in these files: a string, or an object with it in `content`. None for
-    anything else."""
+    """Returns the text of a special token in these files: a string, or the `content` of an object. None
+    for anything else."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
 def check_writes(file: Path, tokenizer: HFTokenizer) -> None:
-    """file: tokenizer.json. Raises ModelError for one by which next to no text can be written: every prompt
-    would be empty."""
+    """file: tokenizer.json. Raises ModelError if hardly any text can be written by it, so that every
+    prompt would be empty."""
     nothing = set(tokenizer.encode(NOBODYS_CHARACTER, add_special_tokens=False).ids)
     characters = string.ascii_letters + string.digits
     found = tokenizer.encode_batch(list(characters), add_special_tokens=False)
@@ -94,10 +93,9 @@ def check_writes(file: Path, tokenizer: HFTokenizer) -> None:
 
 
 def check_vocabulary(file: Path, tokenizer: HFTokenizer, vocab_size: int) -> None:
-    """file: tokenizer.json. Raises ModelError where ordinary text would have ids that the model does not
-    know.
+    """file: tokenizer.json. Raises ModelError if ordinary text would have ids that the model does not know.
 
-    Special tokens beyond the vocabulary, often for padding, are seen in real folders: no text has them by
+    Special tokens beyond the vocabulary, often for padding, occur in real folders: no text has them by
     chance.
     """
     added = tokenizer.get_added_tokens_decoder()
@@ -128,7 +126,8 @@ def check_vocabulary(file: Path, tokenizer: HFTokenizer, vocab_size: int) -> Non
 def _special_token(
     file: Path, key: str, token: object, tokenizer: HFTokenizer, vocab_size: int | None
 ) -> int | None:
-    """A string, or an object with its string in `content`."""
+    """Returns the id of a special token, given as a string or as an object with `content`; None with a
+    warning if it is invalid."""
     content = token.get("content") if isinstance(token, dict) else token
     if content is None:
         return None
@@ -147,13 +146,13 @@ def _special_token(
 def _stop_token_ids(
     folder: Path, generation: Mapping[str, object], end: int | None, vocab_size: int | None
 ) -> tuple[int, ...]:
-    """The tokenizer's, and those of generation_config.json or else of config.json."""
+    """Returns the tokenizer's end, and the ids of generation_config.json or else of config.json."""
     file = folder / "generation_config.json"
     stop = _ids(file, generation.get("eos_token_id"), vocab_size)
     if not stop:
         file = folder / "config.json"
         config = read_json_object(file) or {}
-        text = config.get("text_config")  # of a model that sees images, too
+        text = config.get("text_config")  # the part for text in the configuration of a model with images
         outer = config.get("eos_token_id")
         inner = text.get("eos_token_id") if isinstance(text, dict) else None
         stop = _ids(file, inner if outer is None else outer, vocab_size)
@@ -180,8 +179,8 @@ def _ids_allowed(vocab_size: int | None) -> str:
 
 
 def _sampling(file: Path, generation: Mapping[str, object]) -> SamplingParams:
-    """The model's own defaults where generation_config.json names them, OpenAI's elsewhere. do_sample does
-    not count, as in vLLM: a temperature of 0 is greedy."""
+    """Returns the defaults of generation_config.json, and OpenAI's for what it leaves out. do_sample has
+    no effect, as in vLLM: a temperature of 0 is greedy."""
     fields = {key: _field(file, key, generation.get(key)) for key in SAMPLING_KEYS}
     given = {key: value for key, value in fields.items() if value is not None}
     if given.get("top_k", 0) < 0:
@@ -190,7 +189,7 @@ def _sampling(file: Path, generation: Mapping[str, object]) -> SamplingParams:
 
 
 def _field(file: Path, key: str, value: object) -> float | None:
-    """None for what no request may have."""
+    """Returns the value; None with a warning if no request may have it."""
     if value is None:
         return None
     try:

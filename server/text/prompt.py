@@ -1,4 +1,4 @@
-"""Prompts to token ids, within the model's vocabulary and context."""
+"""Encodes prompts to token ids, within the model's vocabulary and context."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """text: None when the client sent ids, or the text was cut; then `echo` decodes the ids.
+    """text: None if the client sent ids, or the text was cut; `echo` then decodes the ids.
 
-    starts: the index in `text` of each token's first character; empty where it was not asked for.
+    starts: the index in `text` of each token's first character; empty if it was not requested.
     """
 
     text: str | None
@@ -31,12 +31,11 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options of the encoding of prompts. keep_last: ids at most, of which special tokens at the beginning
-    are not cut away.
+    """Options of the encoding. keep_last: the most ids; special tokens at the beginning are not cut off.
 
-    num_wanted: tokens to generate, None if the client does not say. adds_special: puts the model's special
-    tokens around a text. suffix: the text after a gap that the completion fills; None for a completion that
-    goes on.
+    num_wanted: the number of tokens to generate; None if the client does not say. adds_special: the model's
+    special tokens are put around a text. suffix: the text after a gap that the completion fills; None without
+    a gap.
     """
 
     keep_last: int | None = None
@@ -47,14 +46,14 @@ class PromptOptions:
 
     @property
     def num_new_tokens(self) -> int:
-        """Room that the prompt must leave in the context."""
+        """Returns the room that the prompt must leave in the context."""
         return 0 if self.num_wanted == 0 else 1
 
 
 async def encode_prompts(
     prompt: Prompt, tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions | None = None
 ) -> list[EncodedPrompt]:
-    """One entry for each prompt of the body, checked against vocabulary and context."""
+    """Returns one entry for each prompt of the body, checked against vocabulary and context."""
     options = options or PromptOptions()
     max_prompt_tokens = info.max_model_len - options.num_new_tokens
     entries = _entries(prompt, max_prompt_tokens, options)
@@ -83,7 +82,7 @@ async def encode_chat(
     keep_last: int | None = None,
     num_wanted: int | None = None,
 ) -> list[int]:
-    """The ids of a rendered chat: the template wrote all control tokens itself."""
+    """Returns the ids of a rendered chat, in which the template wrote all control tokens itself."""
     if keep_last is None and not chat.spelled:  # marks are longer than what they stand for
         least = tokenizer.least_tokens(chat.text)
         check_least_length("messages", least, info.max_model_len - 1, info.max_model_len)
@@ -96,9 +95,10 @@ async def encode_chat(
 
 
 def _entries(prompt: Prompt, max_prompt_tokens: int, options: PromptOptions) -> Sequence[str | list[int]]:
-    """A list of numbers is one prompt; a list of strings, or of lists of numbers, is several.
+    """Returns the prompts. A list of numbers is one prompt; a list of strings, or of lists of numbers, is
+    several.
 
-    A list of ids that is too long is cut or refused before it is looked through.
+    A list of ids that is too long is cut or refused before its entries are checked.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -135,7 +135,7 @@ def _encode_all(
 def _encode_infilling(
     entries: Sequence[str | list[int]], tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions
 ) -> list[EncodedPrompt]:
-    """Prompts that end where a gap before the suffix begins. Only the text before it is cut."""
+    """Returns prompts that end at the gap before the suffix. Only the text before the gap is cut."""
     assert tokenizer.fim is not None, "the suffix is refused for other models"
     assert options.suffix is not None
     after = tokenizer.fim.encode_after(options.suffix)
@@ -176,7 +176,7 @@ def _encode(
 
 
 def _encode_end(text: str, tokenizer: Tokenizer, options: PromptOptions) -> EncodedPrompt | None:
-    """The end of a text that is too long; None for a text that need not be cut."""
+    """Returns the end of a text that is too long; None for a text that need not be cut."""
     assert options.keep_last is not None
     last = tokenizer.last_ids(text, options.keep_last + 1)
     if not options.adds_special:
@@ -187,7 +187,7 @@ def _encode_end(text: str, tokenizer: Tokenizer, options: PromptOptions) -> Enco
 
 
 def _encode_text(text: str, tokenizer: Tokenizer, info: EngineInfo, options: PromptOptions) -> EncodedPrompt:
-    """Stops at the piece with which the text becomes too long."""
+    """Encodes a text, up to the piece with which it becomes too long."""
     max_prompt_tokens = info.max_model_len - options.num_new_tokens
     plain: list[int] = []
     starts: list[int] = []
@@ -214,7 +214,7 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_least_length(field: str, num_tokens: int, max_prompt_tokens: int, max_model_len: int) -> None:
-    """Refuses a text that has num_tokens or more before all of it is encoded: that takes a second per
+    """Refuses a text with num_tokens or more before all of it is encoded, which takes a second per
     megabyte."""
     if num_tokens > max_prompt_tokens:
         raise ApiError(
@@ -226,14 +226,14 @@ def check_least_length(field: str, num_tokens: int, max_prompt_tokens: int, max_
 
 
 def check_room(field: str, num_prompt_tokens: int, num_wanted: int | None, max_model_len: int) -> None:
-    """Refuses a prompt that leaves no room for a token. num_wanted: tokens to generate, None if not said; for
-    0 the prompt may fill the context."""
+    """Refuses a prompt that leaves no room for a token. num_wanted: the number of tokens to generate, None
+    if unknown; if it is 0 the prompt may fill the context."""
     if num_prompt_tokens + (0 if num_wanted == 0 else 1) > max_model_len:
         raise _too_long(field, num_prompt_tokens, max(1, num_wanted or 1), max_model_len, "your prompt")
 
 
 def check_length(field: str, num_prompt_tokens: int, num_completion_tokens: int, max_model_len: int) -> None:
-    """field: the one that asks for too many."""
+    """field: the field that asks for too many tokens."""
     if num_prompt_tokens + num_completion_tokens > max_model_len:
         remedy = f"your prompt or {field}"
         raise _too_long(field, num_prompt_tokens, num_completion_tokens, max_model_len, remedy)

@@ -1,4 +1,4 @@
-"""`reasoning_effort` in the words of a chat template: by the variable that the template reads."""
+"""Translates `reasoning_effort` to the variable that the chat template reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import replace
 from headway.server.base.conversation import Conversation
 from headway.server.base.errors import ApiError
 
-# Variables that turn thinking on and off, by what shows in a template's source that it reads them.
+# Variables that turn thinking on and off, with the pattern that shows in a template's source that it reads
+# them.
 _SWITCHES = {
     "enable_thinking": re.compile(r"\benable_thinking\b"),
     "thinking": re.compile(r"\bthinking is (?:not )?defined\b"),
@@ -18,11 +19,11 @@ _EFFORT = re.compile(r"\breasoning_effort\b")
 
 
 def with_effort(conversation: Conversation, effort: str | None, template: str) -> Conversation:
-    """The conversation with the variable by which its template knows how long to think. effort: None leaves
-    that to the template.
+    """Returns the conversation with the variable that tells its template how long to think. effort: None
+    leaves this to the template.
 
-    Templates that only turn thinking on and off do so for every effort but `none`; others are told nothing.
-    Raises ApiError where the request gives the variable another value itself.
+    Templates that can only turn thinking on and off do so for every effort except `none`; others get no
+    variable. Raises ApiError if the request itself gives the variable another value.
     """
     if effort is None:
         return conversation
@@ -46,6 +47,6 @@ def effort_variables(effort: str, template: str) -> Mapping[str, object]:
 
 
 def is_without_effect(effort: str | None, template: str, *, thinks: bool) -> bool:
-    """Whether an effort is wished for that the model cannot be told. thinks: the model does, so that `none`
-    is such a wish, too."""
+    """Returns whether the request has an effort that the model cannot follow. thinks: the model reasons,
+    so that this includes `none`."""
     return effort is not None and (thinks or effort != "none") and not effort_variables(effort, template)

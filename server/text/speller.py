@@ -1,5 +1,5 @@
-"""Encodes chats so that structural tokens come from the template alone; what a client spells is text like any
-other."""
+"""Encodes chats so that structural tokens come from the template alone; a client's spelling of one is
+ordinary text."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-_DRAWS = 100  # of a secret; a tokenizer may have each digit as an added token
+_DRAWS = 100  # attempts at a secret; a tokenizer may have each digit as an added token
 
 
 class Speller:
-    """Encodes chats of which only the template's structural tokens become tokens. Mutable: makes a copy of
+    """Encodes chats in which only the template's structural tokens become tokens. Mutable: makes a copy of
     the tokenizer at first use, and is its only writer.
 
-    The copy shares the original's vocabulary, but has each structural token under an unguessable name.
-    So there are no seams: a chat is encoded as a whole, and what a client spells is text like any other.
+    The copy shares the original's vocabulary, but has each structural token under an unguessable name. A chat
+    is therefore encoded as a whole, without seams, and what a client spells is text like any other.
     """
 
     def __init__(
         self, tokenizer: HFTokenizer, pattern: re.Pattern[str] | None, *, begins_text: bool = True
     ) -> None:
-        """begins_text: False for texts that go on; no space is put before them, whatever the tokenizer does
+        """begins_text: False for texts that go on, which get no leading space, whatever the tokenizer does
         otherwise."""
-        # Tokens that are looked for in normalised text can be spelled in ways that no pattern knows.
+        # Tokens that are searched in normalised text can be spelled in ways that no pattern matches.
         self.is_always_needed = _has_normalizer(tokenizer) and any(
             token.normalized and pattern is not None and pattern.fullmatch(token.content) is not None
             for token in tokenizer.get_added_tokens_decoder().values()
@@ -40,7 +40,8 @@ class Speller:
         self._copy: RenamedTokenizer | None = None
 
     def encode(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
-        """The ids of pieces of text, each with whether structural tokens in it are only spelled. Blocks."""
+        """Returns the ids of pieces of text, each with whether structural tokens in it are only spelled.
+        Blocks."""
         if self._copy is None:
             self._copy = _renamed(self._original, self._pattern, begins_text=self._begins_text)
         return self._copy.encode(pieces)
@@ -48,8 +49,8 @@ class Speller:
 
 @dataclass(frozen=True, slots=True)
 class RenamedTokenizer:
-    """names: structural token to its name in the copy. ids: of added tokens in the copy, to those of the
-    original."""
+    """names: the copy's name of each structural token. ids: the original's id of each added token in the
+    copy."""
 
     tokenizer: HFTokenizer
     pattern: re.Pattern[str] | None
@@ -64,8 +65,8 @@ class RenamedTokenizer:
         return text if self.pattern is None else self.pattern.sub(lambda match: self.names[match[0]], text)
 
     def _encode(self, text: str) -> list[int]:
-        """A few models (Unigram) take a structural token from text although no added token says so: it is
-        cut."""
+        """Encodes a text. A few models (Unigram) form a structural token from text although it is no added
+        token: the text is then cut there."""
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
         cuts = [0]
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -96,8 +97,8 @@ def _renamed(
         copy.normalizer = model_of.normalizer
     if model_of.pre_tokenizer is not None:
         copy.pre_tokenizer = model_of.pre_tokenizer
-    # New tokens get ids from the vocabulary's size on, which are taken where it has gaps: those are filled
-    # first.
+    # New tokens get ids from the vocabulary's size on. If the vocabulary has gaps, some of these are in use,
+    # so that the gaps are filled first.
     used = original.get_vocab(with_added_tokens=False).values()
     copy.add_tokens([f"{secret}{i}" for i in range(max(used, default=-1) + 1 - len(used))])
     tokens = [
@@ -119,8 +120,8 @@ def _renamed(
 
 
 def _secret(contents: set[str]) -> str:
-    """Returns what no client can guess and, where that can be, has no added token in it, which would be found
-    there."""
+    """Returns a secret that no client can guess, and that contains no added token if possible, which would
+    be found there."""
     for _ in range(_DRAWS):
         secret = f"~{secrets.randbelow(10**18):018}~"
         if not any(text in secret for text in contents):
@@ -129,7 +130,7 @@ def _secret(contents: set[str]) -> str:
 
 
 def _without_first_space(original: HFTokenizer) -> HFTokenizer:
-    """A tokenizer without vocabulary whose normalizer and pre-tokenizer put nothing before a text."""
+    """Returns a tokenizer without vocabulary whose normalizer and pre-tokenizer put nothing before a text."""
     state = {
         name: None if part is None else _spaceless(json.loads(part.__getstate__()))
         for name, part in (("normalizer", original.normalizer), ("pre_tokenizer", original.pre_tokenizer))
@@ -139,7 +140,8 @@ def _without_first_space(original: HFTokenizer) -> HFTokenizer:
 
 
 def _spaceless(part: dict[str, Any]) -> dict[str, Any] | None:
-    """The state of a normalizer or pre-tokenizer that adds no space; None if adding one was all it did."""
+    """Returns the state of a normalizer or pre-tokenizer that adds no space; None if adding one was all it
+    did."""
     if part["type"] == "Prepend":
         return None
     if part["type"] == "Metaspace":

@@ -1,4 +1,5 @@
-"""Stop strings in text that comes in pieces: which one is complete first, and what could still become one."""
+"""Finds stop strings in text that arrives in pieces: which one is complete first, and what could still
+become one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """end comes first: the stop string that is complete first wins, the longest of those that end together.
+    """A match. `end` is compared first: the stop string that is complete first wins, and of those that end
+    together the longest.
 
     end, start: characters from the beginning of the text.
     """
@@ -18,12 +20,9 @@ class Match(NamedTuple):
 
 
 class StopMatcher:
-    """Finds stop strings in one text. Mutable: `push` and `passes` are its only writers; holds what could
-    begin a stop string.
-
-    The place of a match does not depend on the pieces.
-    position: in characters; no stop string can begin before it any more.
-    """
+    """Finds stop strings in one text, whatever its pieces. Mutable: `push` and `passes` are its only
+    writers; holds text that could begin a stop string. position: in characters; no stop string can begin
+    before it any more."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop
@@ -34,11 +33,11 @@ class StopMatcher:
 
     @property
     def length(self) -> int:
-        """Characters of the text so far."""
+        """Returns the number of characters so far."""
         return self.position + len(self._held)
 
     def find(self, text: str, ripe: int) -> Match | None:
-        """The match that the text would give as the next piece. ripe: only matches that end after this
+        """Returns the match if the text were the next piece. ripe: only matches that end after this
         position count."""
         if not self._stop:
             return None
@@ -53,8 +52,8 @@ class StopMatcher:
         return first
 
     def passes(self, text: str) -> bool:
-        """Returns whether no stop string begins in the text or before it; then the text is taken in, as
-        `push` does."""
+        """Returns whether no stop string begins in the text or before it; the text is then added, as by
+        `push`."""
         if self._held or not self._first_characters.isdisjoint(text):
             return False
         self.position += len(text)
@@ -69,7 +68,7 @@ class StopMatcher:
         return match
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Returns the length of the longest end of the text that begins a stop string."""
         tail = text[-self._max_held :] if self._max_held else ""
         if self._first_characters.isdisjoint(tail):
             return 0
@@ -78,9 +77,9 @@ class StopMatcher:
 
 
 class SilentMatcher:
-    """Finds stop strings in a text that also has the silent special tokens, each at its place.
+    """Finds stop strings in a text that includes the silent special tokens, each at its place.
 
-    Its answers are in characters of the shown text. Mutable: `push` and `push_silent` are its only writers.
+    Its results are in characters of the shown text. Mutable: `push` and `push_silent` are its only writers.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -90,14 +89,15 @@ class SilentMatcher:
 
     @property
     def position(self) -> int:
-        """In the shown text: no stop string can begin before it any more."""
+        """Returns the position in the shown text before which no stop string can begin any more."""
         return self._shown(self._matcher.position)
 
     def push(self, text: str, *, is_ripe: bool) -> Match | None:
         return self._told(self._matcher.push(text, self._ripe_from(text, is_ripe=is_ripe)))
 
     def push_silent(self, content: str, pending: str, *, is_ripe: bool) -> Match | None:
-        """content: what the token would show. pending: the shown text before it that is not certain yet."""
+        """content: the text that the token would show. pending: the shown text before it that is not
+        certain yet."""
         start = self._matcher.length
         ripe = self._ripe_from(content, is_ripe=is_ripe)
         if pending and (match := self._matcher.find(pending + content, ripe)) is not None:
@@ -115,5 +115,5 @@ class SilentMatcher:
         return match and Match(self._shown(match.end), self._shown(match.start), match.stop)
 
     def _shown(self, position: int) -> int:
-        """A place of the whole text in the shown one; inside a silent piece it is where that piece begins."""
+        """Returns the position in the shown text; inside a silent piece it is the beginning of that piece."""
         return position - sum(min(end, position) - start for start, end in self._silent if start < position)

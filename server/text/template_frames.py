@@ -1,4 +1,4 @@
-"""What the API process and the process that renders chat templates tell each other, as JSON."""
+"""The messages between the API process and the process that renders chat templates, as JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from headway.server.base.conversation import Conversation
 
 
 class MarkedConversation(msgspec.Struct, frozen=True):
-    """A conversation in which texts are replaced by marks: spelled[i] by `mark` + i + `~`.
+    """A conversation in which marks replace texts: `mark` + i + `~` replaces spelled[i].
 
-    by_tokens: structural tokens are. with_parts: also parts of them, at the ends of texts; None if there are
-    no such parts.
+    by_tokens: only structural tokens are replaced. with_parts: also parts of them, at the ends of texts; None
+    if there are no such parts.
     """
 
     by_tokens: Conversation
@@ -21,8 +21,8 @@ class MarkedConversation(msgspec.Struct, frozen=True):
 
 
 class RenderJob(msgspec.Struct):
-    """variables: what the template sees in addition to the conversation, such as bos_token. marked: to render
-    as well."""
+    """variables: the template's variables besides the conversation, such as bos_token. marked: rendered as
+    well."""
 
     template: str
     variables: dict[str, str]
@@ -31,10 +31,10 @@ class RenderJob(msgspec.Struct):
 
 
 class Rendered(msgspec.Struct):
-    """Exactly one field is set. text: of the marked conversation if there is one, which without marks is that
-    of the conversation. error: the reason why the template failed. inspected: (field, its index or name) of
-    an entry whose marks change more than the marked texts, because the template looks at what they
-    replace."""
+    """The result; exactly one field is set. text: that of the marked conversation if there is one; without
+    marks it equals the text of the conversation. error: why the template failed. inspected: (field, its
+    index or name) of an entry whose marks change more than the marked texts, because the template inspects
+    the texts that they replace."""
 
     text: str | None = None
     error: str | None = None

@@ -1,7 +1,6 @@
-"""What a chat template takes, found out by rendering, and conversations in the form that it takes.
+"""Finds out by rendering which conversations a chat template accepts, and folds conversations to that form.
 
-Wherever a conversation comes from, it is folded here and nowhere else: clients keep histories that nobody can
-edit.
+All conversations are folded here and nowhere else: clients send histories that nobody can edit.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "p
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What a template shows; all True for one of which nothing is known.
+    """The conversations that a template accepts; all True if nothing is known of it.
 
     system: a system message at the beginning. several_systems: more than one there. late_system: one later
-    on. repeated_roles: two messages of the user, or two answers, one after the other. several_calls: in one
-    message. any_arguments: of calls, also those that are no objects. users_behind_results: the user, before
-    the answer to the results of calls.
+    on. repeated_roles: two successive messages of the user, or two answers. several_calls: in one message.
+    any_arguments: calls whose arguments are no objects. users_behind_results: a message of the user directly
+    after results of calls.
     """
 
     system: bool = True
@@ -41,8 +40,8 @@ class TemplateLimits:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """origins: for each message, the index of the one that it begins with. dropped: paths of arguments that
-    are left out."""
+    """origins: for each message, the index of the first message that it consists of. dropped: paths of
+    arguments that are left out."""
 
     conversation: Conversation
     origins: Sequence[int]
@@ -51,8 +50,8 @@ class Folded:
 
 @dataclass(slots=True)
 class KnownLimits:
-    """Mutable: the limits of the served template, once they are known. with_tools: of conversations with
-    tools."""
+    """The limits of the served template. Mutable: found at first use. with_tools: those for conversations
+    with tools."""
 
     with_tools: TemplateLimits | None = None
     without_tools: TemplateLimits | None = None
@@ -68,15 +67,16 @@ class KnownLimits:
         return known
 
     async def warm_up(self, render: Render) -> None:
-        """Finds both before the first request needs them. Where nothing can be rendered now, that request
-        finds them."""
+        """Finds both limits before the first request needs them. If nothing can be rendered now, that
+        request finds them."""
         with suppress(ApiError):
             for has_tools in (False, True):
                 await self.of(render, has_tools=has_tools)
 
 
 async def probed(render: Render, *, has_tools: bool) -> TemplateLimits:
-    """Renders small conversations. A template takes one if it raises nothing and writes every text of it."""
+    """Renders small conversations. A template accepts one if it raises nothing and writes all of its
+    texts."""
 
     async def takes(*messages: Message) -> bool:
         conversation = Conversation(list(messages), tools=[_TOOL] if has_tools else None)
@@ -114,7 +114,7 @@ def _said(role: str, word: str) -> Message:
 
 
 def _call(number: int, arguments: str | None = None) -> Message:
-    """Its id is one that templates with ids of nine letters and digits take."""
+    """Returns a call whose id is valid in templates with ids of nine letters and digits."""
     value: Any = {"key": f"probe-value{number}"} if arguments is None else f"probe-{arguments}"
     function = {"name": f"probe-name{number}", "arguments": value}
     return {"id": f"probecal{number}", "type": "function", "function": function}
@@ -140,8 +140,8 @@ def _words(message: Message) -> list[str]:
 
 
 def is_plain(conversation: Conversation) -> bool:
-    """Whether every template is expected to take the conversation as it is, so that its limits do not
-    matter."""
+    """Returns whether every template is expected to accept the conversation as it is, so that its limits
+    do not matter."""
     roles = [message["role"] for message in conversation.messages]
     calls = [call for message in conversation.messages for call in message.get("tool_calls") or ()]
     return (
@@ -155,7 +155,7 @@ def is_plain(conversation: Conversation) -> bool:
 
 
 def folded(conversation: Conversation, limits: TemplateLimits) -> Folded:
-    """Returns the conversation as the template takes it."""
+    """Returns the conversation in a form that the template accepts."""
     entries = [_Entry(i, message) for i, message in enumerate(conversation.messages)]
     dropped: list[str] = []
     if not limits.any_arguments:
@@ -173,11 +173,8 @@ def folded(conversation: Conversation, limits: TemplateLimits) -> Folded:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A message, and the index of the one that it comes from. texts: of the messages that became a part of
-    it, one each.
-
-    is_open: what the user says next becomes a part of it, too.
-    """
+    """A message, and the index of the one that it comes from. texts: those of the messages that were
+    merged into it. is_open: the user's next message is merged into it, too."""
 
     origin: int
     message: Message
@@ -193,13 +190,13 @@ class _Entry:
         return self.message.get("tool_calls") or []
 
     def followed_by(self, other: _Entry, *, is_open: bool = False) -> _Entry:
-        """Returns the entry that takes the place of both, with what else the two have."""
+        """Returns an entry that replaces both, with the fields of both."""
         self.texts.extend((other.message["content"], *other.texts))
         both = {**other.message, **self.message}
         return _Entry(self.origin, both, self.texts, is_open=is_open)
 
     def joined(self) -> Message:
-        """Returns the message with all texts, which are lines of one."""
+        """Returns the message with all texts, one a line."""
         if not self.texts:
             return self.message
         texts = [text for text in (self.message["content"], *self.texts) if text]
@@ -211,7 +208,7 @@ def _is_odd(call: Message) -> bool:
 
 
 def _with_objects(entry: _Entry, dropped: list[str]) -> _Entry:
-    """Arguments that are no object are none: the call itself, and what the tool said of it, stay."""
+    """Replaces arguments that are no object by an empty one. The call itself and its result stay."""
     calls = []
     for i, call in enumerate(entry.calls):
         if _is_odd(call):
@@ -222,7 +219,7 @@ def _with_objects(entry: _Entry, dropped: list[str]) -> _Entry:
 
 
 def _one_by_one(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Several calls of one message as call, result, call, result."""
+    """Splits several calls of one message to call, result, call, result."""
     told = list[_Entry]()
     left = list(entries)
     while left:
@@ -249,8 +246,8 @@ def _one_by_one(entries: Sequence[_Entry]) -> list[_Entry]:
 
 
 def _with_systems_folded(entries: Sequence[_Entry], limits: TemplateLimits) -> list[_Entry]:
-    """What the system says where the template shows nothing of it becomes a part of the turn before it, or
-    one of the user."""
+    """Merges system messages that the template would not show into the preceding turn, or turns them into
+    messages of the user."""
     told = list[_Entry]()
     for entry in entries:
         last = told[-1] if told else None
@@ -267,7 +264,7 @@ def _with_systems_folded(entries: Sequence[_Entry], limits: TemplateLimits) -> l
 
 
 def _is_shown(last: _Entry | None, limits: TemplateLimits) -> bool:
-    """Whether a message of the system may follow the last message."""
+    """Returns whether the template shows a system message after the last message."""
     if last is None:
         return limits.system
     return limits.several_systems if last.role == "system" else limits.late_system

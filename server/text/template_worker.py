@@ -1,7 +1,7 @@
 """The process that renders chat templates: `python -P -m headway.server.text.template_worker`.
 
-A template is a program out of the model's files. It runs here, sandboxed by transformers' renderer, where it
-can be killed and has little memory, and where the renderer's libraries do not weigh on the API process.
+A template is a program in the model's files. It runs here, in the sandbox of transformers' renderer, where it
+can be killed and has little memory, and where the renderer's libraries do not burden the API process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from headway.server.text.control_text import ChatPrompt, json_form
 from headway.server.text.template_frames import MarkedConversation, Rendered, RenderJob
 
 MAX_RENDERED_BYTES = 32 * 2**20
-MAX_COMPARISONS = 2  # a template that writes the time may differ once for that reason alone
-# Messages, tools and others that are rendered with marks of their own, to name the one at fault.
+MAX_COMPARISONS = 2  # two renderings of a template that writes the time may differ
+# The most messages, tools and other entries that are marked one by one to find the one at fault.
 MAX_SUSPECTS = 16
 
 
@@ -37,23 +37,23 @@ def render(job: RenderJob) -> Rendered:
             return Rendered(text=_text(job, job.conversation))
         return _with_origins(job, job.marked)
     except Exception as error:  # noqa: BLE001 - whatever a template's code can raise
-        # transformers' complaint about a message that is not to be found shows the whole chat after the
-        # reason.
+        # transformers' error about a final message that is not found shows the whole chat after the reason.
         reason = str(error).partition("Final message to continue:")[0]
         return Rendered(error=f"{type(error).__name__}: {reason}"[:2000])
 
 
 def _with_origins(job: RenderJob, marked: MarkedConversation) -> Rendered:
-    """The marks tell the origin of the text's pieces only where they change nothing else."""
+    """Returns a rendering in which marks tell the origin of the text's pieces, provided that they change
+    nothing else."""
     for _ in range(MAX_COMPARISONS):
         text = _text(job, job.conversation)
-        # Parts of tokens are ordinary text: a template that inspects those is no reason to refuse a message.
+        # Parts of tokens are ordinary text: no message is refused because a template inspects them.
         for conversation in filter(None, (marked.with_parts, marked.by_tokens)):
             marked_text = _marked_text(job, conversation)
             if marked_text is not None and _without_marks(marked_text, marked) == text:
                 return Rendered(text=marked_text)
-        # A template that looks for a token, as one that splits an answer at </think>, still finds it after a
-        # mark.
+        # A template that searches for a token, such as one that splits an answer at </think>, still finds it
+        # after a mark.
         marked_text = _marked_text(job, _beside_tokens(marked))
         if marked_text is not None:
             marked_text = _in_place_of_tokens(marked_text, marked)
@@ -71,7 +71,7 @@ def _with_origins(job: RenderJob, marked: MarkedConversation) -> Rendered:
 
 
 def _beside_tokens(marked: MarkedConversation) -> Conversation:
-    """The conversation with a mark before each structural token instead of in its place."""
+    """Returns the conversation with a mark before each structural token instead of in its place."""
     mark = re.compile(re.escape(marked.mark) + r"(\d+)~")
 
     def kept(match: re.Match[str]) -> str:
@@ -81,8 +81,8 @@ def _beside_tokens(marked: MarkedConversation) -> Conversation:
 
 
 def _in_place_of_tokens(text: str, marked: MarkedConversation) -> str:
-    """A text in which marks stand before tokens with marks in their place; marks whose token the template
-    took are dropped."""
+    """Returns the text with marks that precede tokens replacing these tokens. Marks whose token the
+    template removed are dropped."""
     first, *rest = re.split(re.escape(marked.mark) + r"(\d+)~", text)
     numbers = {spelled: number for number, spelled in enumerate(marked.spelled)}
     pieces = [first]
@@ -97,7 +97,7 @@ def _in_place_of_tokens(text: str, marked: MarkedConversation) -> str:
 
 
 def _marked_text(job: RenderJob, conversation: Conversation) -> str | None:
-    """None if the template fails over a conversation with marks."""
+    """Returns None if the template fails for a conversation with marks."""
     try:
         return _text(job, conversation)
     except Exception:  # noqa: BLE001 - whatever a template's code can raise
@@ -109,13 +109,14 @@ def _without_marks(text: str, marked: MarkedConversation) -> str:
 
 
 def _text(job: RenderJob, conversation: Conversation) -> str:
-    """As transformers' apply_chat_template does it: fields that are null are left out of a message."""
+    """Renders like transformers' apply_chat_template: null fields of a message are left out."""
     variables: dict[str, Any] = conversation.template_variables | job.variables
     messages = [
         {name: value for name, value in message.items() if value is not None}
         for message in conversation.messages
     ]
-    # Its annotation says str; it is a pair of lists, of which the first holds a text for each conversation.
+    # It is annotated as str, but returns a pair of lists, of which the first has a text for each
+    # conversation.
     texts = render_jinja_template(
         conversations=[messages],
         tools=None if conversation.tools is None else [*conversation.tools],

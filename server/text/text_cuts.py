@@ -1,10 +1,11 @@
-"""Finds places at which a text can be cut so that the ids of its pieces, joined, are those of the whole text.
+"""Finds positions at which a text can be cut so that the ids of its pieces, joined, are those of the whole
+text.
 
 Byte-level BPE: the pre-tokenizer scans from left to right and keeps no state between two matches. After a
 letter and before a space, a line break or one of a few punctuation marks, each of the patterns below ends a
-match, whatever is around. BPE without a pre-tokenizer (SentencePiece's): no merge crosses a place that no
-token of the vocabulary spans. Both hold only while no normalizer and no added token looks across the place;
-everything else gets no cuts.
+match, whatever is around. BPE without a pre-tokenizer (SentencePiece's): no merge crosses a position that no
+token of the vocabulary spans. Both hold only if no normalizer and no added token looks across the position;
+all other tokenizers get no cuts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PIECE_CHARACTERS = 1 << 14
-_WINDOW_CHARACTERS = 1 << 16  # searched by one call, so that no search holds the interpreter for long
+_WINDOW_CHARACTERS = (
+    1 << 16
+)  # characters that one call searches, so that no search holds the interpreter lock for long
 
 # Latin, Cyrillic, Hiragana, Katakana, ideographs, Hangul
 _LETTER = r"[A-Za-z\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
@@ -27,8 +30,8 @@ _O200K_PREFIX, _UPPER, _LOWER = (
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
 )
-# The published pre-tokenizers of which it was checked, alternative by alternative, that no match contains a
-# letter followed by one of the characters in _AFTER_LETTERS.
+# Published pre-tokenizers. It was checked for each alternative that no match contains a letter followed by
+# one of the characters in _AFTER_LETTERS.
 KNOWN_PATTERNS = frozenset(
     pattern.replace(r"\r", "\r").replace(r"\n", "\n")
     for pattern in (
@@ -62,8 +65,8 @@ KNOWN_PATTERNS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TextCuts:
-    """place: matches the character before a cut. drops_space: the space after a cut is left out, because the
-    normalizer puts one before every piece."""
+    """place: matches the character before a cut. drops_space: the space after a cut is left out, because
+    the normalizer puts one before every piece."""
 
     place: re.Pattern[str]
     drops_space: bool = False
@@ -96,7 +99,7 @@ class TextCuts:
         return int(self.drops_space and start > 0)
 
     def _first(self, text: str, low: int, high: int) -> int | None:
-        """The first cut in low < cut < high."""
+        """Returns the first cut in low < cut < high."""
         for begin in range(low, high, _WINDOW_CHARACTERS):
             end = min(begin + _WINDOW_CHARACTERS + 2, high)
             if match := self.place.search(text, begin, end):
@@ -105,8 +108,8 @@ class TextCuts:
 
 
 def find_cuts(state: Mapping[str, object], vocabulary: Iterable[str]) -> TextCuts | None:
-    """state: a tokenizer.json without its vocabulary. vocabulary: the tokens that merges make. None where
-    nothing is proven about the tokenizer."""
+    """Returns the cuts; None if nothing is proven about the tokenizer. state: a tokenizer.json without its
+    vocabulary. vocabulary: the tokens that merges make."""
     model, normalizer, splitter = state["model"], state["normalizer"], state["pre_tokenizer"]
     added = state["added_tokens"]
     assert isinstance(model, dict)
@@ -126,7 +129,8 @@ def find_cuts(state: Mapping[str, object], vocabulary: Iterable[str]) -> TextCut
 
 
 def _looks_around(token: Mapping[str, object]) -> bool:
-    """An added token that takes spaces around it, depends on its neighbours, or could lie across a cut."""
+    """Returns whether an added token takes spaces around it, depends on its neighbours, or could lie
+    across a cut."""
     content = str(token["content"])
     if token.get("lstrip") or token.get("rstrip") or token.get("single_word"):
         return True
@@ -158,7 +162,8 @@ def _is_none_or_nfc(normalizer: object) -> bool:
 
 
 def _is_spaces_alone(splitter: object) -> bool:
-    """None, or Gemma's split at spaces, which its normalizer has replaced before."""
+    """Returns whether there is no pre-tokenizer, or Gemma's, which splits at spaces that its normalizer
+    has replaced before."""
     steps = _steps(splitter, "pretokenizers")
     return all(step.get("type") == "Split" and step.get("pattern") == {"String": " "} for step in steps)
 
@@ -178,7 +183,7 @@ def _joins_words(token: str) -> bool:
 
 
 def _steps(part: object, name: str) -> Sequence[Mapping[str, object]]:
-    """The steps of a sequence, of a single step, or of nothing."""
+    """Returns the steps of a sequence, of a single step, or of nothing."""
     if not isinstance(part, dict):
         return []
     steps = part[name] if part.get("type") == "Sequence" else [part]

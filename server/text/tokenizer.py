@@ -1,4 +1,4 @@
-"""A model folder's tokenizer, together with the defaults from its files (model_defaults.py)."""
+"""The tokenizer of a model folder, together with the defaults from its files (model_defaults.py)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KEEPING_BEHAVIORS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contig
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of an encoded text. starts: the index of each token's first character in the whole text, if
-    asked for."""
+    requested."""
 
     token_ids: list[int]
     starts: list[int]
@@ -57,12 +57,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Text to ids. start_token_id: put before prompts (the model asks for it) or in place of an empty one.
+    """Encodes text to ids. start_token_id: put before prompts if the model asks for it, or in place of an
+    empty one.
 
-    full_vocabulary: the one that also shows special tokens. control_pattern: finds structural tokens in a
-    text, and control_parts those of them that stand at its ends. max_token_bytes: of a prompt's text that one
-    token stands for; None where no such bound is known. prefix, suffix: ids that the model's files put around
-    a prompt. cuts: None where a text must be encoded whole. fim: None for a model that fills no gaps.
+    full_vocabulary: also shows special tokens. control_pattern: finds structural tokens in a text;
+    control_parts: parts of them at its ends. max_token_bytes: the most bytes of a prompt that one token
+    stands for; None if unbounded. prefix, suffix: ids that the model's files put around a prompt. cuts: None
+    if a text must be encoded whole. fim: None for a model that cannot fill gaps.
     """
 
     vocabulary: Vocabulary
@@ -82,8 +83,8 @@ class Tokenizer:
     showing: dict[frozenset[str], Vocabulary] = field(default_factory=dict)  # filled by vocabulary_showing
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt. Blocks for about a second per megabyte, without holding the interpreter
-        lock."""
+        """Returns the ids of a prompt. Blocks for about a second per megabyte, without holding the
+        interpreter lock."""
         return [token_id for ids in self.encode_in_pieces(text) for token_id in ids]
 
     def encode_in_pieces(self, text: str) -> Iterator[list[int]]:
@@ -101,9 +102,9 @@ class Tokenizer:
             yield list(self.suffix)
 
     def surrounded(self, token_ids: list[int], keep_last: int | None = None) -> list[int]:
-        """The ids with the model's special tokens around them, once: not again where the text has them.
+        """Returns the ids with the model's special tokens around them, unless the text has them already.
 
-        keep_last: ids at most, of which the special tokens are never cut away.
+        keep_last: the most ids; the special tokens are never cut off.
         """
         prefix, suffix = list(self.prefix), list(self.suffix)
         if prefix and token_ids[: len(prefix)] == prefix:
@@ -119,14 +120,14 @@ class Tokenizer:
         return ids
 
     def num_added_before(self, token_ids: list[int]) -> int:
-        """The number of ids that `surrounded` puts before these."""
+        """Returns the number of ids that `surrounded` puts before these."""
         prefix = list(self.prefix)
         if prefix and token_ids[: len(prefix)] != prefix:
             return len(prefix)
         return int(not token_ids and not prefix and not self.suffix and self.start_token_id is not None)
 
     def encode_plain(self, text: str) -> list[int]:
-        """The ids of a piece of text, with nothing put around it. Blocks like `encode`."""
+        """Returns the ids of a text, with nothing put around it. Blocks like `encode`."""
         return [token_id for piece in self.pieces(text) for token_id in piece.token_ids]
 
     def pieces(self, text: str, *, with_starts: bool = False) -> Iterator[Piece]:
@@ -138,8 +139,8 @@ class Tokenizer:
             yield self._piece(self.cuts.piece(text, start, end), start, with_starts=with_starts)
 
     def last_ids(self, text: str, count: int) -> list[int]:
-        """The last `count` ids of the text, or all of them. Only the end of the text is encoded where cuts
-        are known."""
+        """Returns the last `count` ids of the text, or all of them. If cuts are known, only the end of the
+        text is encoded."""
         if self.cuts is None:
             ids = self.encode_plain(text)
             return ids[max(0, len(ids) - count) :]
@@ -152,7 +153,8 @@ class Tokenizer:
         return ids[max(0, len(ids) - count) :]
 
     def _piece(self, text: str, start: int, *, with_starts: bool) -> Piece:
-        """`Tokenizer.encode` of the library holds the interpreter lock; its calls for batches do not."""
+        """Encodes by the library's calls for batches, which release the interpreter lock; its `encode`
+        does not."""
         tokenizer = self.vocabulary.tokenizer
         if not with_starts:
             return Piece(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, [])
@@ -168,9 +170,10 @@ class Tokenizer:
         return -(-len(text.encode()) // self.max_token_bytes) if self.max_token_bytes else 0
 
     def encode_chat(self, prompt: ChatPrompt, keep_last: int | None = None) -> list[int]:
-        """The ids of a rendered chat, around which nothing is put: the template wrote all that belongs there.
+        """Returns the ids of a rendered chat. Nothing is put around it: the template wrote everything that
+        belongs there.
 
-        keep_last: ids at most, of which the special tokens at the beginning are not cut away.
+        keep_last: the most ids; the special tokens at the beginning are not cut off.
         """
         if prompt.spelled or self.speller.is_always_needed:
             ids = self.speller.encode(prompt.pieces())
@@ -188,8 +191,8 @@ class Tokenizer:
         return self.vocabulary.decode(token_ids)
 
     def vocabulary_showing(self, contents: Iterable[str]) -> Vocabulary:
-        """Returns the vocabulary in which the special tokens with these contents are text; one for all
-        requests."""
+        """Returns the vocabulary in which the special tokens with these contents are text; all requests
+        share it."""
         key = frozenset(contents)
         if key not in self.showing:
             self.showing[key] = Vocabulary(self.vocabulary.tokenizer, shown=key)
@@ -200,10 +203,10 @@ class Tokenizer:
         return self.vocabulary.tokenizer.token_to_id(content)
 
     def token_table(self) -> TokenTable | None:
-        """Returns the vocabulary as grammars see it; some 0.7 s for 152,064 tokens. None where no token ends
-        a text.
+        """Returns the vocabulary for grammars, in some 0.7 s for 152,064 tokens. None if no token ends a
+        text.
 
-        A special token has the bytes of its name, by which a Lark grammar may demand it.
+        A special token has the bytes of its name, by which a Lark grammar may require it.
         """
         if not self.stop_token_ids:
             return None
@@ -222,17 +225,17 @@ class Tokenizer:
 def load_tokenizer(
     folder: Path, vocab_size: int | None = None, chat_template: Path | None = None
 ) -> Tokenizer:
-    """vocab_size: of the model, which ids are held against; None where none is known. chat_template: a file
-    instead of the folder's own template. Raises ModelError for files that are missing or broken, ConfigError
-    for a missing template."""
+    """vocab_size: the model's, against which ids are checked; None if unknown. chat_template: a file that
+    replaces the folder's own template. Raises ModelError for missing or broken files, ConfigError for a
+    missing template."""
     path = folder / "tokenizer.json"
     if not is_regular_file(path, max_bytes=MAX_TOKENIZER_BYTES):
         raise ModelError(
             f"{folder} has no tokenizer.json; save the model's fast tokenizer there "
             "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
         )
-    # One text at a time gains nothing from the library's own threads, whose freed memory would not return to
-    # the system.
+    # The library's own threads do not speed up a single text, and their freed memory would not return to the
+    # system.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_readable(path)
     try:
@@ -272,7 +275,7 @@ def load_tokenizer(
 def _around(
     tokenizer: HFTokenizer, start: int | None, adds_start: object
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(prefix, suffix): what add_bos_token says where it is given, else what the post-processor does."""
+    """Returns (prefix, suffix): by add_bos_token if it is given, else by the post-processor."""
     if isinstance(adds_start, bool) and start is not None:
         return ((start,) if adds_start else ()), ()
     plain = tokenizer.encode("a", add_special_tokens=False).ids
@@ -282,7 +285,7 @@ def _around(
 
 
 def _state(tokenizer: HFTokenizer) -> JsonObject:
-    """A tokenizer's tokenizer.json without its vocabulary, which may be large."""
+    """Returns a tokenizer's tokenizer.json without its vocabulary, which may be large."""
     model = tokenizer.model
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer)
     normalizer, pre_tokenizer = (None if part is None else json.loads(part.__getstate__()) for part in parts)
@@ -303,8 +306,8 @@ def _state(tokenizer: HFTokenizer) -> JsonObject:
 
 
 def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTemplate | None) -> list[str]:
-    """Contents of the structural tokens. Those that tokenizer_config.json names count as special, as in
-    transformers."""
+    """Returns the contents of the structural tokens. Those that tokenizer_config.json names count as
+    special, as in transformers."""
     config = read_tokenizer_config(folder)
     named = [token for name, token in config.items() if name.endswith("_token")]
     more = config.get("additional_special_tokens")
@@ -319,8 +322,8 @@ def _structural_tokens(tokenizer: HFTokenizer, folder: Path, template: ChatTempl
 
 
 def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:
-    """Only for byte-level tokenizers that lose nothing of a text: one character of a token is one byte of
-    it."""
+    """Returns the most bytes of a token. It is known only for byte-level tokenizers that preserve all of a
+    text, in which one character of a token is one byte."""
     normalizer = tokenizer.normalizer
     added = tokenizer.get_added_tokens_decoder().values()
     plain = tokenizer.get_vocab(with_added_tokens=False)
@@ -337,7 +340,7 @@ def _max_token_bytes(tokenizer: HFTokenizer) -> int | None:
 
 
 def _keeps_all(pre_tokenizer: JsonObject) -> bool:
-    """It ends in the byte-level one, and nothing before that drops characters."""
+    """Returns whether the pre-tokenizer ends in the byte-level one, and drops no characters before."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     assert isinstance(steps, list), pre_tokenizer
     keeps = [

@@ -1,5 +1,5 @@
-"""The body of GET /tokenizer_info for a model folder, in vLLM's shape: its tokenizer_config.json with plain
-strings."""
+"""The body of GET /tokenizer_info for a model folder, in vLLM's format: its tokenizer_config.json with
+plain strings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TokenizerInfo = dict[str, object]
 
 
 def no_tokenizer_info() -> TokenizerInfo:
-    """The info of a folder that says nothing."""
+    """Returns the description of a folder without any."""
     return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def load_tokenizer_info(folder: Path, chat_template: str | None) -> TokenizerInfo:
-    """The folder's tokenizer configuration with special tokens as their content, and the template that is
-    served."""
+    """Returns the folder's tokenizer configuration with special tokens as their content, and the served
+    template."""
     config = (read_json_object(folder / "special_tokens_map.json") or {}) | read_tokenizer_config(folder)
     info = no_tokenizer_info() | {name: _plain(value) for name, value in config.items()}
     info.pop("chat_template", None)
@@ -26,7 +26,7 @@ def load_tokenizer_info(folder: Path, chat_template: str | None) -> TokenizerInf
 
 
 def _plain(value: object) -> object:
-    """A token that is written as an object becomes its content."""
+    """Replaces a token that is written as an object by its content."""
     if isinstance(value, dict):
         content = value.get("content")
         return content if isinstance(content, str) else {name: _plain(entry) for name, entry in value.items()}
