@@ -1,4 +1,5 @@
-"""Writes headway.json, the Grafana dashboard: `make docs`. Typed, so that what is misspelt does not build."""
+"""Writes headway.json, the Grafana dashboard: `make docs`. The builders are typed, so that misspelt fields
+do not build."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def _speculation() -> list[timeseries.Panel | heatmap.Panel]:
 
 
 def _speedup() -> str:
-    """The gauge of each instance that has one: NaN, where no round was timed, is not above 0."""
+    """Returns the gauge of each instance that has one. It is NaN, which is not above 0, if no round was
+    timed."""
     return f"headway_spec_decode_estimated_speedup_ratio{{{WHERE}}} > 0"
 
 
@@ -146,7 +148,7 @@ def _capacity() -> list[timeseries.Panel]:
 
 
 def _fleet() -> list[timeseries.Panel]:
-    """Empty for a single server: the label `replica` is a fleet's."""
+    """Returns panels that are empty for a single server, which has no label `replica`."""
     hits, prompts = (
         _sum(f"headway_{name}_tokens_total", by="replica", where='replica!=""')
         for name in ("prefix_cache_hit", "prompt")
@@ -169,7 +171,7 @@ def _of_replicas(gauge: str) -> str:
 
 
 def _sum(name: str, *, by: str = "", where: str = "") -> str:
-    """The rate of a counter over a minute, summed over instances."""
+    """Returns the rate of a counter over a minute, summed over instances."""
     labels = f"{WHERE}, {where}" if where else WHERE
     return f"sum{f' by ({by})' if by else ''} (rate({name}{{{labels}}}[1m]))"
 

@@ -13,7 +13,8 @@ UnknownFields = Literal["ignore", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """name: None for the embedded model, else a folder or ORG/NAME on the Hugging Face Hub."""
+    """The model to serve. name: None for the embedded model, else a folder or ORG/NAME on the Hugging Face
+    Hub."""
 
     name: str | None = None
     revision: str | None = None

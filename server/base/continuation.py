@@ -47,7 +47,7 @@ class Journal:
     """
 
     def __init__(self, num_sent: int) -> None:
-        """num_sent: parts that the client has already; they are left out."""
+        """num_sent: the number of parts that the client has already, which are left out."""
         self.num_sent = num_sent
         self._events: list[TokenEvent] = []
 

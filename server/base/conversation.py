@@ -74,7 +74,7 @@ def is_nested_beyond(value: Any, limit: int) -> bool:
 
 def difference(value: Any, other: Any, path: str) -> tuple[str, str] | None:
     """Returns (path, string of `other`) of the first string or name that differs between two JSON values
-    which are alike apart from their strings; None if there is none."""
+    of the same shape; None if there is none."""
     if isinstance(value, str):
         return None if value == other else (path, other)
     if isinstance(value, dict):

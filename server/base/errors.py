@@ -24,7 +24,7 @@ from headway.engine import INTERNAL_ERROR, EngineDeadError, HeadwayError, QueueF
 from headway.server.base.unserved_paths import help_for
 
 RETRY_AFTER = {"Retry-After": "1"}
-NO_RETRY = {"x-should-retry": "false"}  # heeded by OpenAI's clients, which repeat every 5xx otherwise
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat every 5xx without this header
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -60,7 +60,7 @@ logger = logging.getLogger("headway.server")
 
 
 class ApiError(HeadwayError):
-    """A request that is not served. param: the field at fault; code: OpenAI's machine-readable word."""
+    """A refused or failed request. param: the field at fault; code: OpenAI's machine-readable word."""
 
     def __init__(
         self,

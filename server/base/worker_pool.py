@@ -29,8 +29,8 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 NUM_QUICK = 2  # lanes; one more is for long jobs
 START_SECONDS = 60.0
-HUNG_SECONDS = 120.0  # on the clock, for one job of a few seconds
-WAIT_SECONDS = 30.0  # for a turn
+HUNG_SECONDS = 120.0  # the wall time of one job
+WAIT_SECONDS = 30.0  # for a free lane
 MAX_WAITING = 64
 MAX_CLIENTS = 1024
 HALF_LIFE_SECONDS = 30.0  # of the processor time that is remembered for each client
@@ -258,11 +258,13 @@ async def _ask(lane: _Lane, payload: bytes, seconds: float) -> Outcome:
 
 
 class _ProcessorTime:
-    """The processor time of each client, halved every HALF_LIFE_SECONDS. Mutable: at most MAX_CLIENTS, the
-    latest used."""
+    """The processor time of each client, which counts half after HALF_LIFE_SECONDS. Mutable: remembers the
+    MAX_CLIENTS that used it last."""
 
     def __init__(self) -> None:
-        self._taken: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when
+        self._taken: OrderedDict[str, tuple[float, float]] = (
+            OrderedDict()
+        )  # seconds, and the time of the last use
 
     def add(self, client: str, seconds: float) -> None:
         self._taken[client] = self.of(client) + seconds, time.monotonic()

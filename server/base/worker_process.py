@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-JOB = struct.Struct("<dI")  # seconds of processor time that it may take, bytes
+JOB = struct.Struct("<dI")  # limit of processor time in seconds, number of bytes
 # The exit code of a child that the job has ended, or 0; seconds of processor time; bytes.
 ANSWER = struct.Struct("<idI")
 Answer = Callable[[bytes], bytes]
 
-MEMORY_BYTES = 2**30  # beyond what the libraries take
-MAX_GROWTH_BYTES = 64 * 2**20  # a child that keeps more of its jobs is replaced
-LAST_NICENESS = 5  # of the lane for long jobs, in addition
+MEMORY_BYTES = 2**30  # in addition to the memory of the libraries
+MAX_GROWTH_BYTES = 64 * 2**20  # a child that retains more memory of its jobs is replaced
+LAST_NICENESS = 5  # added for the lane of long jobs
 _IS_REPLACED = 3
 _IDLE, _WORKING, _WRITING = range(3)
 
@@ -101,7 +101,7 @@ def _exactly(stream: BinaryIO, num_bytes: int) -> bytes:
     while len(data) < num_bytes:
         part = stream.read(num_bytes - len(data))
         if not part:
-            os._exit(0)  # the other side is gone
+            os._exit(0)  # the other side has closed the lane
         data += part
     return bytes(data)
 

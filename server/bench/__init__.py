@@ -1,2 +1,2 @@
-"""The benchmark of a running server, `headway bench serve`: an HTTP client that imports nothing else of
-ours."""
+"""The benchmark of a running server, `headway bench serve`: an HTTP client that imports no other module of
+Headway."""

@@ -27,7 +27,7 @@ INTERFERENCE_SECONDS = 10.0
 
 
 class UsageError(Exception):
-    """The requested run is impossible; the message says why and what helps."""
+    """The requested run is impossible; the message gives the reason and a remedy."""
 
 
 def main(argv: Sequence[str]) -> int:

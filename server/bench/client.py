@@ -34,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Random token ids from a vocabulary, or one of some texts."""
+    """Draws random token ids from a vocabulary, or one of several texts."""
 
     input_len: int
     vocab_size: int
@@ -132,7 +132,7 @@ def _bodies(share: Share) -> Iterator[bytes]:
 
 
 async def _closed_loop(client: httpx.AsyncClient, share: Share, bodies: Iterator[bytes]) -> list[Outcome]:
-    """Each stream sends its next request when its last one has ended."""
+    """Runs streams, each of which sends its next request when the last one has ended."""
     outcomes: list[Outcome] = []
 
     async def stream() -> None:

@@ -28,7 +28,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The results of other runs at the same level; None where there is no such run.
+    """The results of other runs at the same level; None if there is no such run.
 
     plain_milliseconds: median time per output token without speculation. engine_tokens_per_second: of the
     same closed loop without HTTP.
@@ -77,7 +77,7 @@ def figures_of(
     after: Mapping[str, float],
     references: References,
 ) -> Figures:
-    """before, after: samples of /metrics, empty where there is none."""
+    """before, after: samples of /metrics, empty if there are none."""
     outcomes = [outcome for result in results for outcome in result.outcomes]
     good = [outcome for outcome in outcomes if outcome.error is None and outcome.num_chunks > 0]
     start = min((outcome.start for outcome in outcomes), default=0.0)

@@ -18,7 +18,8 @@ NUM_ALONE = 5
 
 @dataclass(frozen=True, slots=True)
 class LongPrompts:
-    """Sends a prompt of num_tokens random tokens at a fixed interval; each is answered with one token."""
+    """The load of long prompts: num_tokens random tokens at a fixed interval, each answered with one
+    token."""
 
     num_tokens: int
     every_seconds: float
@@ -26,12 +27,11 @@ class LongPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """The results of one closed loop without and with concurrent long prompts. None where no request
-    succeeded.
+    """The results of one closed loop without and with concurrent long prompts. None if no request succeeded.
 
-    chunk_gap_ratio: 99th percentile of the streams' gaps with prompts, over the one without.
-    tokens_per_second: of a prompt over its time to first token, the median; prefill_share: with the streams
-    over alone.
+    chunk_gap_ratio: the 99th percentile of the streams' gaps with prompts over the one without.
+    tokens_per_second: the median of a prompt's tokens over its time to first token; prefill_share: this rate
+    with the streams over the rate alone.
     """
 
     level: str
@@ -80,7 +80,7 @@ def interference_of(
     alone: Sequence[Outcome],
     arrived: Sequence[Outcome],
 ) -> Interference:
-    """alone, arrived: the prompts' outcomes without and with streams."""
+    """alone, arrived: the outcomes of the prompts without and with streams."""
     before, after = (figures.chunk_gap.get("p99") for figures in (undisturbed, beside))
     rate_alone, rate = (_tokens_per_second(prompts, outcomes) for outcomes in (alone, arrived))
     errors = Counter(o.error for o in (*alone, *arrived) if o.error is not None)

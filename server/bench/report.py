@@ -77,7 +77,7 @@ def write(
 
 
 def plain_milliseconds(text: str) -> dict[str, float]:
-    """{level: median time per output token} of what `write` wrote, of levels that have one. Raises
+    """Returns {level: median time per output token} of a file by `write`, for levels that have one. Raises
     ValueError, KeyError, TypeError."""
     times = {level["level"]: level["time_per_output_token"] for level in json.loads(text)["levels"]}
     return {level: time["p50"] for level, time in times.items() if time}

@@ -1,4 +1,4 @@
-"""One run: level after level against one server."""
+"""One run, which measures level after level on one server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Run:
         return Share(
             target=self.target,
             prompts=self.prompts,
-            seed=f"{self.seed}, {level}",  # no prompt comes twice: the server may keep prefixes
+            seed=f"{self.seed}, {level}",  # no prompt is repeated: the server may cache prefixes
             num_streams=level.num_streams,
             request_rate=level.request_rate,
             num_requests=requests,

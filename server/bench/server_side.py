@@ -1,4 +1,4 @@
-"""Reads the server's description of itself: vocabulary, model and counters. Other servers may offer none."""
+"""Reads the server's description of itself: vocabulary, model and counters. Other servers may have none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SAMPLE = re.compile(r"(\w+(?:\{[^}]*\})?) (\S+)")
 
 
 def read_engine(client: httpx.Client) -> dict[str, object]:
-    """The engine's part of /ready; {} where there is none. Raises httpx.HTTPError."""
+    """Returns the engine's part of /ready; {} if there is none. Raises httpx.HTTPError."""
     response = client.get("/ready")
     if response.status_code != 200:
         return {}
@@ -23,7 +23,7 @@ def read_engine(client: httpx.Client) -> dict[str, object]:
 
 
 def read_metrics(client: httpx.Client) -> dict[str, float]:
-    """{name with labels: value} of /metrics; {} where there is none."""
+    """Returns {name with labels: value} of /metrics; {} if there is none."""
     response = client.get("/metrics")
     if response.status_code != 200:
         return {}

@@ -280,7 +280,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
 
 
 def _command(module: str, function: str) -> Callable[..., int]:
-    """Imports a command."""
+    """Imports a command and returns its function."""
     found: Callable[..., int] = getattr(importlib.import_module(f"headway.server.{module}"), function)
     return found
 

@@ -150,14 +150,14 @@ def banner_fields(
 
 
 def readable_count(count: int) -> str:
-    """7830000000 -> "7.8 B"; 4321 -> "4,321"."""
+    """Returns a readable number: 7830000000 -> "7.8 B"; 4321 -> "4,321"."""
     if count < 1e6:
         return f"{count:,}"
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def readable_size(num_bytes: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Returns a readable size: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.1f} {unit}"

@@ -26,7 +26,10 @@ LINGER_SECONDS = 2.0  # for the rest of a body that was answered before its end
 # twice the time each, finds out.
 PROBE_SECONDS = 1.0
 CLOSE_SECONDS = 1.0  # how long a shutdown waits for the peer to confirm the end of a TLS connection
-UPGRADE_FIELDS = (b"upgrade", b"http2-settings")  # also as options of the header Connection
+UPGRADE_FIELDS = (
+    b"upgrade",
+    b"http2-settings",
+)  # these are removed, also as options of the header Connection
 
 
 class UnframedApp:
@@ -98,7 +101,7 @@ class LingeringApp:
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
             is_early, ends = is_last and self._cycle.more_body, not self._cycle.keep_alive
             if is_early:
-                self._cycle.keep_alive = True  # else the base closes at once
+                self._cycle.keep_alive = True  # otherwise the base closes at once
             await send(message)
             if is_early:
                 self._linger(ends)
@@ -149,7 +152,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for timer in (self._close_timer, self._linger_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
-        self._unset_keepalive_if_required()  # the base forgets it when a client resets: it would keep all this alive
+        self._unset_keepalive_if_required()  # the base does not cancel it on a reset, and its timer would keep this object alive
         if self._running_cycle is not None:  # the base notifies only the last of several pipelined requests
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()

@@ -28,7 +28,7 @@ EMBEDDED = "headway.engine.demo"
 EMBEDDED_NAME = "headway-demo"
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja"]
 UNWANTED_FILES = ["*/*"]
-_URL_LOGGERS = ("httpx", "httpx2")  # they log each URL, with the password that HF_ENDPOINT may have
+_URL_LOGGERS = ("httpx", "httpx2")  # these log each URL, including a password in HF_ENDPOINT
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 

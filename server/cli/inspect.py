@@ -60,7 +60,8 @@ def _as_text(report: ModelReport) -> str:
 
 
 def _group(group: LayerGroup) -> str:
-    """36 attention (num_heads 32, num_kv_heads 8, head_dim 128) with dense (intermediate_size 11,008)"""
+    """Returns, for example: 36 attention (num_heads 32, num_kv_heads 8, head_dim 128) with dense
+    (intermediate_size 11,008)"""
     return f"{group.num_layers} {_part(group.mixer)} with {_part(group.feed_forward)}"
 
 
@@ -169,7 +170,7 @@ def _device(model: Inspection) -> dict[str, str]:
 
 
 def _floor(depth: int, num_bytes: int, seconds: float | None, speed: float | None, *, read: str) -> str:
-    """14.7 GiB of weights a round with 3 drafts, 3.3 ms at 4.8 TB/s"""
+    """Returns, for example: 14.7 GiB of weights a round with 3 drafts, 3.3 ms at 4.8 TB/s"""
     drafts = f"with {depth} drafts" if depth else "without drafts"
     time = "" if seconds is None else f", {1000 * seconds:.2f} ms"
     at = "" if speed is None else f" at {speed / 1e12:.2f} TB/s"

@@ -13,7 +13,7 @@ from headway.engine import MAX_DEPTH, CpuWeights, QuantizeFormat
 
 DEFAULT_MAX_DEPTH = 3
 MAX_REPLAYS = 1000
-_INT_LIMIT = 2**63  # of the engine's messages
+_INT_LIMIT = 2**63  # the range of integers in the engine's messages
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
 

@@ -47,7 +47,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal
 # request just as it closes.
 KEPT_SECONDS = 75
 ECHO_SECONDS = 0.1
-GRACE_SECONDS = 5.0  # for answers to be written after the engine has ended their requests
+GRACE_SECONDS = 5.0  # time to write answers after the engine has ended their requests
 
 logger = logging.getLogger("headway.server")
 
@@ -164,7 +164,7 @@ class DrainingServer(uvicorn.Server):
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
                 log_config=None,
-                access_log=False,  # requests/access.py tells more
+                access_log=False,  # requests/access.py logs more
                 # At info uvicorn logs its start and end, which the banner and the engine's lines report
                 # anyway.
                 log_level="warning" if config.log_level == "info" else config.log_level,

@@ -108,7 +108,7 @@ class EngineClient:
         self._expectation: asyncio.TimerHandle | None = None  # set while requests wait for the next life
         self._process: EngineProcess | None = None
         self._state: State = "loading"
-        self._takes_requests = self._has_served = self._is_own_crash = False  # of this life
+        self._takes_requests = self._has_served = self._is_own_crash = False  # states of the present life
         self._is_paused_by_operator = False  # holds for the next life of the engine, too
         self._depth: int | None = None  # set by an operator; holds for the next life, too
         self._num_restarts = self._num_failed_starts = 0

@@ -68,7 +68,7 @@ def _locked_folder() -> tuple[Path, int]:
             lock = _open(folder)
         except FileNotFoundError:
             continue
-        with suppress(OSError):  # a file system without locks, on which no sweep gets one either
+        with suppress(OSError):  # no sweep gets a lock on a file system without locks, either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock

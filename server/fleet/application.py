@@ -1,6 +1,6 @@
-"""The fleet as an application of Ray Serve: an ingress on CPUs and replicas with GPUs.
+"""The fleet as an application of Ray Serve: an ingress on CPUs, and replicas with GPUs.
 
-In a configuration of Ray Serve: `import_path: headway.server.fleet.application:build`.
+A configuration of Ray Serve names it by `import_path: headway.server.fleet.application:build`.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ def _text(families: Iterable[Metric]) -> bytes:
 
 
 def fleet_text(texts: Mapping[str, bytes], states: Mapping[str, int]) -> bytes:
-    """Returns Prometheus' text of the whole fleet.
+    """Returns the metrics of the whole fleet in Prometheus' text format.
 
-    texts: by the replica's name. states: how many replicas are in each state of Ray's.
+    texts: those of the replicas by name. states: the number of replicas in each of Ray's states.
     """
     return _text([_states(states), *_labelled(texts)])
 

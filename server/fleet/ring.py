@@ -79,7 +79,7 @@ def _opening(turns: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """points: hashes in ascending order. owners: the replica of each."""
+    """The points of all replicas. points: hashes in ascending order. owners: the replica of each point."""
 
     points: tuple[int, ...]
     owners: tuple[str, ...]

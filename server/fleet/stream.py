@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from headway.server.base.continuation import MARK
 from headway.server.fleet.messages import Part
 
-COALESCE_SECONDS = 0.015  # between the parts of a stream
+COALESCE_SECONDS = 0.015  # the least time between two parts of a stream
 MAX_PARTS_PER_SECOND = 500  # over all streams of a replica: two replicas keep one ingress busy
 MAX_BUFFERED_BYTES = 2**20  # beyond this size nothing is read until the reader has caught up
 # No line of an event begins like a mark: JSON has no line breaks.

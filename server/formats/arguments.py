@@ -61,8 +61,7 @@ def members(text: str) -> dict[str, str]:
 
 
 def object_text(text: str) -> str:
-    """Returns the text of a JSON object; one that is written as a JSON string is unwrapped. Raises
-    NoCallError."""
+    """Returns the text of a JSON object, which may be wrapped in a JSON string. Raises NoCallError."""
     if text.startswith('"'):
         try:
             text = _STRING.decode(text.encode())
@@ -138,7 +137,7 @@ def _mended_token(match: re.Match[str]) -> str:
 
 
 def _mended_piece(match: re.Match[str]) -> str:
-    """A backslash that begins no escape of JSON is one of the text, but for that before an apostrophe."""
+    """Escapes a backslash that begins no escape of JSON. A backslash before an apostrophe is dropped."""
     piece = match.group()
     if len(piece) == 1:
         return json.dumps(piece)[1:-1]

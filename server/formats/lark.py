@@ -60,7 +60,7 @@ class Lark:
             text += f" & ~/{ANY}({'|'.join(without)}){ANY}/"
         name = f"T{len(self._rules)}"
         before, special, after = [*self._special.split(closer, maxsplit=1), "", ""][:3]
-        if special:  # no text matches a special token, so that the longest text before it is the one
+        if special:  # no text matches a special token, so that the longest match ends before it
             self._rules.append(f"{name}: ({text}) {quote(before)}" if before else f"{name}: {text}")
             return self.rule(f"{name} {self.literal(special + after)}")
         self._rules.append(f"{name}: {text}")

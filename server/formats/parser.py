@@ -34,7 +34,7 @@ class TextSink:
         self._is_framed = False
 
     def take(self, cursor: Cursor, begin: int, end: int) -> None:
-        """Takes a part of the cursor's text."""
+        """Adds a part of the cursor's text."""
         text, start = cursor.text[begin:end], cursor.num_forgotten + begin
         body = text.strip()
         self._is_framed = self._is_framed and not body
@@ -81,7 +81,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._tail = ""
-        self._backticks = ""  # at the end, of less than a fence
+        self._backticks = ""  # trailing backticks, fewer than a fence has
         self._is_fenced = False
 
     def take(self, text: str) -> None:

@@ -108,7 +108,7 @@ def _separator(form: CallForm) -> str | None:
         case BracketCalls(is_list=False):
             return ""
         case JsonCalls(closer=None):
-            return None  # Llama 3's templates take one call a message, without which the conversation cannot go on
+            return None  # Llama 3's templates accept only one call a message
         case JsonCalls():
             return "\n"
         case TaggedCalls():

@@ -168,7 +168,7 @@ class Choice:
         self._parts: list[Part] = []
         self._reasoning = ReasoningCounter(None if request.output is None else request.output.thinking)
         self._hidden: list[TokenInfo] = []
-        self._num_shown = 0  # characters
+        self._num_shown = 0  # the length of the shown text
         self._num_certain = 0  # characters whose part is certain
         self.prompt_logprobs: TokenLogprobs | None = None
         self.is_open = True
@@ -353,6 +353,7 @@ def _token_info(event: TokenEvent, i: int, start: int) -> TokenInfo:
 
 
 def _draft_position(event: TokenEvent, i: int) -> int:
-    """[prefill's token, draft 1, draft 2, bonus] with draft_start 1 and num_accepted 2 -> 0, 1, 2, 0."""
+    """Returns the token's place among the drafts: [prefill's token, draft 1, draft 2, bonus] with
+    draft_start 1 and num_accepted 2 -> 0, 1, 2, 0."""
     place = i - event.draft_start
     return place + 1 if 0 <= place < event.num_accepted else 0

@@ -27,7 +27,7 @@ __all__ = ["Grammars", "TextForm", "check_conflicts", "grammar_of", "no_grammars
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.grammar.worker")
 CHECK_SECONDS = 1.0  # processor time of a check
 QUICK_SECONDS = 0.05  # most forms take a few milliseconds, for a large vocabulary, too
-LIMITS = "a second of processor time, 1 GiB of memory or 1 MiB of stack"  # of the worker
+LIMITS = "a second of processor time, 1 GiB of memory or 1 MiB of stack"  # the limits of the worker
 MAX_CACHED = 512
 MAX_CACHED_CHARACTERS = 16 * 2**20
 

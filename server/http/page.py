@@ -1,4 +1,4 @@
-"""The files of the live page and of the documentation, and the paths at which they are served."""
+"""The files of the live page and of the documentation, with the paths at which they are served."""
 
 from __future__ import annotations
 

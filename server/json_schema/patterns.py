@@ -1,8 +1,7 @@
-"""Regular expressions of JSON Schema, which are ECMAScript's, in the syntax of Rust's regex crate, which
-grammars have.
+"""Translates regular expressions of JSON Schema, which are ECMAScript's, to the syntax of Rust's regex crate,
+which grammars use.
 
-The two differ in what `.`, `\\s`, `\\d`, `\\w` and `[` mean, so that a pattern handed over as it is might
-match other texts.
+The meanings of `.`, `\\s`, `\\d`, `\\w` and `[` differ, so that an unchanged pattern might match other texts.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import re
 
 MAX_PATTERN_CHARACTERS = 4096
 
-# What strings of JSON may hold where there are no \\u escapes. A set is cut down to it: where a set holds
-# some of the control characters, the library forgets that quotation marks and backslashes are none of its
-# members.
+# The characters of JSON strings without \\u escapes. Each set is intersected with them: if a set contains
+# some control characters, the library also admits quotation marks and backslashes.
 _WRITABLE = r"\x08\t\n\x0C\r\x20-\x7E\x{80}-\x{10FFFF}"
 _SPACES = r"\t\n\x0B\x0C\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
 _SETS = {
@@ -27,7 +25,7 @@ _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{0*([0-9A-Fa-f]{1,6})\
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_$][A-Za-z0-9_$]*>)?")
 _SURROGATES = range(0xD800, 0xE000)
-# JSON writes them by \\u escapes alone, which grammars do not have; U+007F the library leaves out of texts.
+# JSON writes these by \\u escapes only, which grammars do not allow. The library excludes U+007F from texts.
 _UNWRITABLE = (frozenset(range(32)) | {127}) - {8, 9, 10, 12, 13}
 
 
@@ -43,16 +41,16 @@ def rust_pattern(pattern: str) -> str:
 
 
 def ascii_classes(pattern: str) -> str:
-    """Returns a pattern of Rust's regex crate whose `\\d`, `\\w` and `\\s` mean what they mean in a JSON
-    schema; as it is after (?u)."""
+    """Returns a pattern of Rust's regex crate whose `\\d`, `\\w` and `\\s` have their meaning in a JSON
+    schema. A pattern with (?u) stays as it is."""
     if pattern.startswith("(?u)"):
         return pattern
     return re.sub(r"\\(.)", lambda found: _SETS.get(found[1], found[0]), pattern, flags=re.DOTALL)
 
 
 class _Translation:
-    """A pattern that is being read from left to right. Mutable: the place that is read next and what was
-    written."""
+    """The translation of one pattern, from left to right. Mutable: the index that is read next, and the
+    result so far."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -95,7 +93,7 @@ class _Translation:
         self._write(repetition, len(repetition), can_repeat=False)
 
     def _group(self) -> None:
-        """Groups capture nothing here."""
+        """Reads the opening of a group. Groups do not capture."""
         group = _GROUP.match(self._pattern, self._at)
         assert group is not None, self._pattern
         if group[0] == "(" and self._pattern.startswith("(?", self._at):
@@ -148,8 +146,8 @@ class _Translation:
         return code
 
     def _set(self) -> None:
-        """Of what is allowed, characters that are never written are left out: alone, the library takes them
-        for nothing at all."""
+        """Reads a set. Its characters that are never written are left out: the library would read a set of
+        them as empty."""
         start = self._at
         is_negated = self._pattern.startswith("[^", start)
         self._at += 2 if is_negated else 1

@@ -104,7 +104,7 @@ class MessagesThinking(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessagesFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """type: json_schema."""
+    """type: always json_schema."""
 
     type: str
     schema: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""The events of a streamed answer of /v1/responses, by OpenAI's names."""
+"""The events of a streamed answer of /v1/responses, under OpenAI's names."""
 
 from __future__ import annotations
 

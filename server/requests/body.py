@@ -20,8 +20,8 @@ from headway.server.requests.services import services_of
 from headway.server.text.reasoning_effort import is_without_effect
 
 BODY_SECONDS = 60.0
-CLOSING = {"Connection": "close"}  # the rest of the body is not wanted
-THREAD_BYTES = 256 * 1024  # longer bodies are read off the event loop
+CLOSING = {"Connection": "close"}  # the rest of the body will not be read
+THREAD_BYTES = 256 * 1024  # longer bodies are decoded off the event loop
 MAX_LOGGED = 256  # names of ignored fields, each of which is logged once
 
 Body = TypeVar("Body", bound=msgspec.Struct)

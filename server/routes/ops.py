@@ -105,7 +105,8 @@ async def health_generate(request: Request) -> Response:
 
 @router.get("/load")
 async def load(request: Request) -> Response:
-    """Returns the load for a balancer: requests by HTTP, rows and blocks by the engine's latest snapshot."""
+    """Returns the load for a balancer: requests counted here, and rows and blocks from the engine's latest
+    snapshot."""
     services = services_of(request)
     stats = services.engine.stats
     body = Load(

@@ -58,7 +58,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The counters at one moment. seconds: monotonic."""
+    """The counters at one moment. seconds: monotonic time."""
 
     seconds: float
     stats: EngineStats

@@ -75,7 +75,7 @@ LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], Mapping[st
 
 
 def endpoint_of(path: str) -> str:
-    """The label of an HTTP request: completions, chat, responses, messages or other."""
+    """Returns the label of an HTTP request: completions, chat, responses, messages or other."""
     return ENDPOINTS.get(path, OTHER)
 
 
@@ -270,7 +270,7 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
         "Always 1; its labels are the tokens of a KV block and the number of all blocks.",
         labels=["block_size", "num_gpu_blocks"],
     )
-    if stats.num_kv_blocks:  # the engine has told its sizes
+    if stats.num_kv_blocks:  # the engine has reported its sizes
         config.add_metric([str(stats.kv_block_size), str(stats.num_kv_blocks)], 1)
     yield config
 

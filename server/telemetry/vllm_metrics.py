@@ -68,7 +68,7 @@ class VllmCollector(Collector):
             "time_to_first_token_seconds": requests.time_to_first_token,
             "inter_token_latency_seconds": requests.chunk_gap,
             "request_time_per_output_token_seconds": requests.time_per_output_token,
-            "time_per_output_token_seconds": requests.chunk_gap,  # what vLLM called it before 0.11
+            "time_per_output_token_seconds": requests.chunk_gap,  # vLLM's name before 0.11
             "e2e_request_latency_seconds": requests.end_to_end,
             "request_queue_time_seconds": requests.queue_time,
             "request_prefill_time_seconds": requests.prefill_time,
@@ -179,6 +179,6 @@ def _cache_config(stats: EngineStats) -> Metric:
         "headway_cache_config_info by vLLM's name.",
         labels=("block_size", "num_gpu_blocks", "engine"),
     )
-    if stats.num_kv_blocks:  # the engine has told its sizes
+    if stats.num_kv_blocks:  # the engine has reported its sizes
         family.add_metric((str(stats.kv_block_size), str(stats.num_kv_blocks), ENGINE), 1)
     return family

@@ -26,7 +26,7 @@ from headway.server.text.template_frames import MarkedConversation, Rendered, Re
 WORKER_COMMAND = (sys.executable, "-P", "-m", "headway.server.text.template_worker")
 # Its libraries must start no thread pools, whose reserved memory would count as memory in use.
 WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-RENDER_SECONDS = 5.0  # of processor time
+RENDER_SECONDS = 5.0  # processor time
 QUICK_SECONDS = 0.1
 
 logger = logging.getLogger("headway.server")

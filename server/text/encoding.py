@@ -17,7 +17,7 @@ LONG_CHARACTERS = 1 << 17  # longer texts wait for each other, so that shorter o
 MAX_WAITING_BYTES = 48 * 2**20
 SHORT_THREADS = 2
 TRIM_SECONDS = 1.0
-M_MMAP_THRESHOLD = -3  # of mallopt(3)
+M_MMAP_THRESHOLD = -3  # from mallopt(3)
 MMAP_BYTES = 1 << 17  # glibc's own threshold at start
 
 Result = TypeVar("Result")

@@ -166,7 +166,7 @@ class Tokenizer:
         return Piece(encoding.ids, starts)
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound on the number of tokens of the text, without encoding it."""
+        """Returns a lower bound on the number of tokens of the text, without encoding it."""
         return -(-len(text.encode()) // self.max_token_bytes) if self.max_token_bytes else 0
 
     def encode_chat(self, prompt: ChatPrompt, keep_last: int | None = None) -> list[int]:
@@ -250,7 +250,7 @@ def load_tokenizer(
     defaults = read_model_defaults(folder, tokenizer, vocab_size)
     start, end = defaults.start_token_id, defaults.end_token_id
     prefix, suffix = _around(tokenizer, start, defaults.adds_start_token)
-    tokenizer.post_processor = None  # it would shift offsets; `surrounded` does the rest of its work
+    tokenizer.post_processor = None  # it would shift offsets; `surrounded` replaces it
     structural = _structural_tokens(tokenizer, folder, load_chat_template(folder, chat_template))
     pattern = control_pattern(structural)
     speller = Speller(tokenizer, pattern)
