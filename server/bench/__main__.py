@@ -228,11 +228,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--request-rate", type=_list_of(_positive), metavar="R,R", help="open loop: Poisson arrivals a second"
     )
-    add("--num-requests", type=_count, metavar="N", help="of a level (default: 4 a stream, 8 at least)")
+    add(
+        "--num-requests",
+        type=_count,
+        metavar="N",
+        help="requests of a level (default: 4 a stream, 8 at least)",
+    )
     add("--duration", type=_positive, metavar="S", help="seconds of a level; then no more requests are sent")
     add("--prompt-every", type=_positive, metavar="S",
-        help="measure each level once more with a long prompt sent every N seconds, and tell how these "
-        f"disturb each other; --duration is {INTERFERENCE_SECONDS:g} unless given")  # fmt: skip
+        help="measure each level once more with a long prompt sent every N seconds, and report how the two "
+        f"slow each other down; --duration is {INTERFERENCE_SECONDS:g} unless given")  # fmt: skip
     add(
         "--prompt-len", type=_count, default=8192, metavar="N", help="tokens of a long prompt (default: 8192)"
     )
@@ -242,20 +247,22 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         default=256,
         metavar="N",
-        help="new tokens; no token ends them (default: 256)",
+        help="generated tokens; no stop token ends them (default: 256)",
     )
     add("--prompts", type=Path, metavar="FILE", help="texts instead of random tokens, one a line")
     add("--temperature", type=float, default=0.0, metavar="T", help="(default: 0)")
-    add("--seed", type=int, default=0, metavar="N", help="of prompts and requests (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="the seed of prompts and requests (default: 0)")
     add("--model", metavar="NAME", help="sent with each request (default: none)")
     add("--api-key", metavar="KEY", help="sent with each request")
-    add("--vocab-size", type=_count, metavar="N", help="of random tokens (default: what /ready says)")
+    add(
+        "--vocab-size", type=_count, metavar="N", help="vocabulary of random tokens (default: that of /ready)"
+    )
     add("--workers", type=_count, metavar="N",
         help=f"client processes (default: one for {STREAMS_PER_WORKER} streams, at most half the cores)")  # fmt: skip
     add("--baseline", type=Path, metavar="FILE",
         help="figures of the same levels without speculation, for the conversion")  # fmt: skip
     add("--engine", type=Path, metavar="FILE",
-        help="figures of headway bench engine --closed-loop: what is left of them over HTTP")  # fmt: skip
+        help="figures of headway bench engine --closed-loop, to show their share that is reached over HTTP")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser
 

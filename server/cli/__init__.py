@@ -83,7 +83,7 @@ MODEL_HELP = (
     "without it, the small model that ships with Headway [HEADWAY_MODEL]"
 )
 INSPECT_DESCRIPTION = (
-    "Tells a model's family, layers, parameters, precision, MTP head, chat format, memory and floor of a round, from configuration "
+    "Reports a model's family, layers, parameters, precision, MTP head, chat format, memory and floor of a round, from configuration "
     "and headers alone: no weights are read, nothing is downloaded, no GPU is needed. The options are those of `headway serve`. Exit "
     f"status: 0 if serve would start with them, {NOT_SERVABLE} if not, 1 for a model or an option that does not exist."
 )
@@ -205,7 +205,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headway {__version__}")
     shtab.add_argument_to(
-        parser, COMPLETION, "print what completes commands and flags in this shell, and exit"
+        parser, COMPLETION, "print the completion of commands and flags for this shell, and exit"
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     formatter = argparse.RawDescriptionHelpFormatter
@@ -220,21 +220,23 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     )  # fmt: skip
     fleet_parser = commands.add_parser(
         "fleet", help="start several servers of one model behind one address, on Ray Serve",
-        description="Starts Ray Serve on this machine, and one `headway serve` a replica. Its other options are those of these servers. "
-        "Needs the extra ray. `headway fleet status` tells of one that runs. For several machines see docs/fleet.md.", allow_abbrev=False,
+        description="Starts Ray Serve on this machine, and one `headway serve` a replica. The other options are those of these servers. "
+        "Needs the extra ray. `headway fleet status` describes a running fleet. For several machines see docs/fleet.md.", allow_abbrev=False,
     )  # fmt: skip
     status_parser = commands.add_parser(
         FLEET_STATUS, prog=f"headway {FLEET_STATUS}", allow_abbrev=False,
-        description="Tells the replicas of a running fleet: state, requests, KV cache, and why requests came to each.",
+        description="Shows the replicas of a running fleet: state, requests, KV cache, and why requests were routed to each.",
     )  # fmt: skip
     chat_parser = commands.add_parser(
         "chat", help="chat in the terminal with a running server", allow_abbrev=False,
-        description="Chats with a server that runs, of Headway or another with OpenAI's API. Without a terminal each line of stdin "
+        description="Chats with a running server, of Headway or another with OpenAI's API. Without a terminal each line of stdin "
         "is a message.",
     )  # fmt: skip
-    chat_parser.add_argument("--model", metavar="NAME", help="one of the server's (default: the first)")
+    chat_parser.add_argument(
+        "--model", metavar="NAME", help="one of the server's models (default: the first)"
+    )
     inspect_parser = commands.add_parser(
-        "inspect", help="tell what a model folder holds, whether it can be served, and what fits", allow_abbrev=False,
+        "inspect", help="report what a model folder contains, whether it can be served, and what fits", allow_abbrev=False,
         description=INSPECT_DESCRIPTION,
     )  # fmt: skip
     for command in (serve_parser, warmup_parser, fleet_parser, inspect_parser):
@@ -248,7 +250,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
     complete_parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads stdin")
     complete_parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     commands.add_parser(
-        "quantize", help="write a model folder anew with weights of 8 or 4 bits", add_help=False
+        "quantize", help="write a copy of a model folder with weights of 8 or 4 bits", add_help=False
     )
     commands.add_parser(
         "head", help="train a draft head for a model that ships none, from its own answers", add_help=False
@@ -265,7 +267,7 @@ def _parser(*, shows_all: bool = False) -> argparse.ArgumentParser:
         "predictions; serve: a running server; "
         "shape: writes a folder without weights",
     )
-    bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the benchmark")
+    bench_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the benchmark")
     for command, groups in (
         (serve_parser, SERVE_GROUPS),
         (warmup_parser, SERVE_GROUPS),

@@ -110,7 +110,7 @@ def _remark(line: str, key: str, value: yaml.Node, known: Collection[str]) -> st
         given = value.value if isinstance(value, yaml.ScalarNode) else ""
     if not is_harmless(name, given):
         raise ConfigError(f"{line}: {refusal(shortened(key), name, known, given)}")
-    return f"{line}: {shortened(key)} is taken and changes nothing"
+    return f"{line}: {shortened(key)} is accepted and changes nothing"
 
 
 def _texts(source: str, value: yaml.Node, *, is_list: bool) -> list[str]:

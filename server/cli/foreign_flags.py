@@ -136,7 +136,7 @@ def own_arguments(arguments: Sequence[str], flags: Mapping[str, bool]) -> tuple[
             given = value if equals else left.pop(0) if is_value else None
             if not is_harmless(name, given):
                 raise UsageError(refusal(flag, name, flags, given))
-            remarks.append(f"{flag} is taken and changes nothing")
+            remarks.append(f"{flag} is accepted and changes nothing")
     if num_plain > 1:
         raise UsageError(
             f"{num_plain} arguments are no flags, the limit is 1, MODEL; put quotes around values with spaces"

@@ -211,37 +211,37 @@ SERVER = [
     Option("tls-cert", parse_pem_path, None, "serve https with this certificate (PEM); needs --tls-key", "PATH", is_secret=True),
     Option("tls-key", parse_pem_path, None, "the key of --tls-cert", "PATH", is_secret=True),
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
-    Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for so long is replaced; one that "
-           "computes or loads is not", "S", is_for_few=True),
-    Option("replay", parse_replays, 2, "how many times a request goes on in another engine after its own has ended; one that ends it "
-           "once more gets an error", "N", is_for_few=True),
-    Option("fleet-key", parse_key, None, "the key of requests that a fleet continues here; `headway fleet` sets it", "KEY",
+    Option("engine-timeout", numbers_in(1, 3600), 10.0, "an engine that gives no sign of life for this long is replaced, "
+           "unless it computes or loads", "S", is_for_few=True),
+    Option("replay", parse_replays, 2, "how many times a request continues in a restarted engine after its engine has ended; after one "
+           "more end it gets an error", "N", is_for_few=True),
+    Option("fleet-key", parse_key, None, "the key that marks requests which a fleet continues here; `headway fleet` sets it", "KEY",
            is_secret=True, is_for_few=True),
 ]  # fmt: skip
 FLEET = [
     Option("replicas", parse_count, 2, "servers that share the requests"),
-    Option("gpus", parse_int, None, "GPUs of each; 0 for the CPU (default: 1 where there are any)"),
-    Option("routing", one_of("prefix", "least-loaded", "round-robin"), "prefix", "who gets a request: prefix (the server that "
-           "has seen its beginning, unless it has far more to do than others), least-loaded or round-robin", "NAME"),
+    Option("gpus", parse_int, None, "GPUs of each server; 0 for the CPU (default: 1 if there are any)"),
+    Option("routing", one_of("prefix", "least-loaded", "round-robin"), "prefix", "which server gets a request: prefix (the "
+           "one that has seen its beginning, unless it has far more requests than the others), least-loaded or round-robin", "NAME"),
 ]  # fmt: skip
 ACCESS = [
-    Option("api-key", parse_key, [], "clients must send this key; may be given again. Better in the variable: "
-           "others see the command line", "KEY", is_list=True, is_secret=True),
-    Option("admin-key", parse_key, None, "the key for /abort and for changing limits; without it nobody may. Better in the variable, too",
+    Option("api-key", parse_key, [], "clients must send this key; may be given again. Better set by the variable: "
+           "other users see the command line", "KEY", is_list=True, is_secret=True),
+    Option("admin-key", parse_key, None, "the key for /abort and for changing limits, which nobody may do without it. Better set by the variable, too",
            "KEY", is_secret=True),
-    Option("cors-origin", parse_origin, [], "let pages of this origin ask, * for all; may be given again", "URL", is_list=True),
+    Option("cors-origin", parse_origin, [], "allow requests of web pages of this origin, * for all; may be given again", "URL", is_list=True),
 ]  # fmt: skip
 REQUESTS = [
     Option("served-model-name", str, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
-           "all are served, answers carry the first", "NAME", is_list=True),
+           "all are accepted, answers carry the first", "NAME", is_list=True),
     Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
-    Option("tool-format", str, None, "the form in which the model calls tools and reasons, such as hermes, qwen_xml or llama_json (default: as "
-           "its chat template tells; /ready shows it); plain for none", "NAME", is_for_few=True),
+    Option("tool-format", str, None, "the format of the model's tool calls and reasoning, such as hermes, qwen_xml or llama_json; plain for none "
+           "(default: the one found in its chat template; /ready shows it)", "NAME", is_for_few=True),
     Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
-    Option("unknown-fields", one_of("ignore", "refuse"), "ignore", "what is done with fields of a body that nobody knows: ignore (a header "
-           "of the answer tells them) or refuse", "NAME", is_for_few=True),
-    Option("keep-alive", parse_seconds, 15.0, "silence in a stream before a comment is sent; 0 for none", "S", is_for_few=True),
+    Option("unknown-fields", one_of("ignore", "refuse"), "ignore", "what to do with unknown fields of a body: ignore (a header of the "
+           "answer names them) or refuse", "NAME", is_for_few=True),
+    Option("keep-alive", parse_seconds, 15.0, "seconds of silence in a stream after which a comment is sent; 0 for none", "S", is_for_few=True),
     Option("force-include-usage", parse_switch, False, "end every stream with its usage, whatever its stream_options say", is_for_few=True),
 ]  # fmt: skip
 TELEMETRY = [
@@ -261,43 +261,43 @@ MODEL = [
     Option("quantize", one_of(*get_args(QuantizeFormat)), "none", "quantize the weights of linear layers as they are read: fp8, int8 or int4; "
            "`headway quantize` writes the same to a folder", "FORMAT"),
     Option("quantize-lm-head", parse_switch, False, "quantize the weight before the logits, too", is_for_few=True),
-    Option("expanded-weights", parse_switch, False, "on a GPU, keep an expanded copy of quantized weights beside their codes: passes of more than 64 tokens, such as "
-           "prompts, multiply by it, and less memory is left for the KV cache", is_for_few=True),
-    Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, what linear layers and experts multiply by: full, or int8 or int4, which "
-           "are faster and give other texts, the same at any depth and batch", "NAME", is_for_few=True),
-    Option("deterministic", parse_switch, False, "refuse to start where a text could depend on other requests or on the depth: with "
+    Option("expanded-weights", parse_switch, False, "on a GPU, keep an expanded copy of quantized weights for passes of more than 64 tokens, such as prompts; it leaves "
+           "less memory for the KV cache", is_for_few=True),
+    Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, the precision of the weights of linear layers and experts: full, or int8 or "
+           "int4, which are faster and give other texts, the same at any depth and batch", "NAME", is_for_few=True),
+    Option("deterministic", parse_switch, False, "refuse to start if a text could depend on other requests or on the depth: with "
            "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),
-    Option("fast-math", parse_switch, False, "on a GPU, order sums by what is fastest for the batch: small models gain, and a text may "
-           "depend on other requests where two tokens all but tie"),
+    Option("fast-math", parse_switch, False, "on a GPU, use the order of sums that is fastest for the batch: small models gain, but a text may "
+           "depend on other requests if two tokens are almost equally probable"),
     Option("max-model-len", parse_int, None, "context in tokens (default: the model's, or what fits)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
     Option("tensor-parallel-size", parse_int, 1, "processes that compute the model together, each on a GPU of its own or on the CPU, with a share of its heads, "
-           "weights and KV cache (also --tp); --threads and --kv-cache-memory are those of each. Changes no text", is_for_few=True),
+           "weights and KV cache (also --tp); --threads and --kv-cache-memory apply to each. Changes no text", is_for_few=True),
 ]  # fmt: skip
 SPECULATION = [
     Option("depth", parse_depth, "auto", f"drafts a round: auto (chosen for each round, 0 to --max-depth) or 0 to {MAX_DEPTH}; "
            "0 turns speculation off. Changes the speed, not the text of a stream"),
     Option("max-depth", parse_int, None, f"the most drafts of a round that auto chooses, 0 to {MAX_DEPTH} (default: {DEFAULT_MAX_DEPTH})"),
-    Option("drafter", str, "auto", "what makes drafts, which cannot change the text: mtp (the model's MTP head), ngram (what "
-           "followed the last tokens where they stood before in the prompt or the output; for every model), none, auto (mtp where the "
+    Option("drafter", str, "auto", "the source of drafts, which cannot change the text: mtp (the model's MTP head), ngram (the "
+           "tokens after an earlier occurrence of the last tokens in the prompt or the output; for every model), none, auto (mtp if the "
            "model has a head, else none), or the folder or ORG/NAME of an EAGLE-3 head for the model, or of a smaller model with its vocabulary; "
-           "with ,ngram behind it each request gets the drafts of n-grams where these were right more often", "NAME"),
+           "with ,ngram appended, each request gets n-gram drafts while these are accepted more often", "NAME"),
     Option("drafter-taps", parse_layers, None, "the model's layers that an EAGLE-3 head reads as the stream enters them, such as 2,16,29 "
-           "(default: as its config.json says, by the convention that is right more often at the start)", "LAYERS", is_for_few=True),
-    Option("require-speculation", parse_switch, False, "refuse to start where nothing drafts, or where the drafter fails the check of the "
-           "start; without it such a model is served with speculation off"),
-    Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "weights by which drafts are picked, "
-           "which cannot change the text: full, fp8 (half the bytes to read; on Ada, Hopper and later), int4 (there; a "
-           "quarter, and in full those of tokens that could be picked; beyond 16 rows, 8 where hidden is below 2,048, fp8), or "
-           "auto (for large vocabularies on CUDA the first that can be of int4 and fp8; else full)", "NAME", is_for_few=True),
-    Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "weights and inputs of those of the MTP layer's products "
-           "that follow a norm, which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), or auto "
+           "(default: those of its config.json, numbered by the convention whose drafts are accepted more often at the start)", "LAYERS", is_for_few=True),
+    Option("require-speculation", parse_switch, False, "refuse to start if there is no drafter, or if it fails its check at the "
+           "start; otherwise such a model is served with speculation off"),
+    Option("draft-lm-head", one_of("auto", "full", "int4", "fp8", removed={"int8": "auto"}), "auto", "precision of the LM head for drafts, "
+           "which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), int4 (on the same GPUs; a quarter of "
+           "the bytes, with candidates rescored in full; fp8 beyond 16 rows, or 8 if hidden is below 2,048), or auto (for large "
+           "vocabularies on CUDA the first of int4 and fp8 that is possible; else full)", "NAME", is_for_few=True),
+    Option("draft-layers", one_of("auto", "full", "fp8"), "auto", "precision of weights and inputs of the MTP layer's products "
+           "after a norm, which cannot change the text: full, fp8 (half the bytes; on Ada, Hopper and later), or auto "
            "(fp8 there for models wider than 2,048; else full)", "NAME", is_for_few=True),
-    Option("synthetic-acceptance", parse_rates, None, "for measurements: take the drafts at each position this often, "
+    Option("synthetic-acceptance", parse_rates, None, "for measurements: accept the drafts at each position at these rates, "
            "such as 0.9,0.8,0.7, whatever the model says; the text means nothing", "RATES", is_for_few=True),
-    Option("relaxed-thinking", parse_relaxed, None, "LOSSY: while a chat reasons, take drafts, too, that are among this many of the most "
+    Option("relaxed-thinking", parse_relaxed, None, "LOSSY: while a chat reasons, also accept drafts that are among this many of the most "
            "probable tokens and at most this much less probable than the first, such as 5,0.3; drafts then change the text", "K,DELTA", is_for_few=True),
-    Option("audit-rate", numbers_in(0, 1), 0.0, "compute this share of the finished requests again, without drafts and cached prefixes, while "
+    Option("audit-rate", numbers_in(0, 1), 0.0, "recompute this share of the finished requests without drafts and cached prefixes while "
            "the server is idle; /metrics counts those that differ, and the log names them", "SHARE", is_for_few=True),
 ]  # fmt: skip
 SCHEDULING = [
@@ -306,7 +306,7 @@ SCHEDULING = [
     Option("block-size", parse_int, 16, "tokens a KV cache block", is_for_few=True),
     Option("kv-cache-memory", parse_size, None, "size of the KV cache, such as 2GiB (default: what fits)", "SIZE"),
     Option(
-        "prefill-chunk", parse_int, None, "prompt tokens computed between two rounds; default at most 512 on a CPU, fewer for large models; on a GPU 512 to 1024 while "
+        "prefill-chunk", parse_int, None, "prompt tokens computed between two rounds (chunked prefill); default at most 512 on a CPU, fewer for large models; on a GPU 512 to 1024 while "
         "requests decode, and up to 8192 while none does"
     ),
     Option("no-prefix-caching", parse_switch, False, "compute every prompt from its start"),
@@ -325,14 +325,14 @@ GENERATION = [
 ]  # fmt: skip
 INSPECTION = [
     CONFIG,
-    Option("gpu-memory", parse_size, None, "tell what fits on a GPU of this memory, such as 80GiB, which need not be here", "SIZE"),
+    Option("gpu-memory", parse_size, None, "report what fits on a GPU with this memory, such as 80GiB, which need not be in this machine", "SIZE"),
     Option("json", parse_switch, False, "print one JSON object"),
     *(option for option in REQUESTS if option.flag in ("chat-template", "tool-format")),
 ]  # fmt: skip
 URL = Option("url", parse_url, "http://localhost:8000", "where the server is", "URL")
 CHAT = [
     URL,
-    Option("api-key", parse_key, None, "the key that the server wants; better in the variable: others see the command line",
+    Option("api-key", parse_key, None, "the key that the server requires; better set by the variable: other users see the command line",
            "KEY", is_secret=True),
     Option("system", str, None, "a message that says what the model is to be (default: the model's own)", "TEXT"),
     Option("max-tokens", parse_count, None, "tokens of an answer at most (default: the server's)"),
@@ -345,7 +345,9 @@ def add_options(
 ) -> None:
     """Adds the groups under their titles, and --help-all if --help does not show every flag."""
     if any(option.is_for_few for group in groups.values() for option in group):
-        parser.add_argument("--help-all", action="help", help="show the flags that few need, too, and exit")
+        parser.add_argument(
+            "--help-all", action="help", help="show all flags, also those that few operators need, and exit"
+        )
     for title, options in groups.items():
         group = parser.add_argument_group(title)
         for option in options:

@@ -408,7 +408,7 @@ class EngineClient:
 
 
 _WHY_NOT: dict[State, str] = {
-    "loading": "the model is still loading; /health tells how far it is",
+    "loading": "the model is still loading; /health shows its progress",
     "serving": "the engine has just ended; it is being restarted",
     "paused": "the engine has just ended; it is being restarted",
     "restarting": "the engine ended and is being restarted; try again in a few seconds",

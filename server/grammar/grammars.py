@@ -79,7 +79,9 @@ class Grammars:
 
     async def _checked(self, form: TextForm) -> Checked:
         if self._target is None:
-            message = f"{form.param} needs a token that ends a text, and the model's files name none"
+            message = (
+                f"{form.param} needs a token that ends a text, and the model's files name none; leave it out"
+            )
             raise RequestError(message, param=form.param, code="unsupported_parameter")
         check_size(form)
         known, key = self._cache.get(form), (CLIENT.get(), form)

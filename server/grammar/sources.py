@@ -49,7 +49,9 @@ def check_size(form: TextForm) -> None:
     """Raises RequestError for a form that is too long."""
     limit = MAX_SOURCE_CHARACTERS[form.kind]
     if len(form.value) > limit:
-        message = f"{form.param} has {len(form.value)} characters of {form.kind}, the limit is {limit}"
+        message = (
+            f"{form.param} has {len(form.value)} characters of {form.kind}, the limit is {limit}; shorten it"
+        )
         raise RequestError(message, param=form.param, code="invalid_grammar")
 
 

@@ -80,7 +80,7 @@ def engine_info(services: Services) -> EngineInfo:
     """Raises EngineDeadError while the engine has never been ready."""
     info = services.engine.info
     if info is None:
-        raise EngineDeadError("the model is still loading; /health tells how far it is")
+        raise EngineDeadError("the model is still loading; /health shows its progress")
     return info
 
 

@@ -119,7 +119,8 @@ def test_keys_of_other_servers_that_change_nothing_are_taken_with_a_word(
     assert [server.port for server, _, _ in served] == [7]
     keys = ("trust-remote-code", "compilation-config", "data_parallel_size", "enforce-eager")
     assert caplog.messages == [
-        f"{file}, line {line}: {key} is taken and changes nothing" for line, key in enumerate(keys, start=1)
+        f"{file}, line {line}: {key} is accepted and changes nothing"
+        for line, key in enumerate(keys, start=1)
     ]
 
 

@@ -52,7 +52,7 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
         assert cli.main(["serve", *line.split()]) == 0
     ((config, source),) = served
     assert (config.port, source.name) == (7, "ORG/NAME")
-    assert caplog.messages == [f"{flag} is taken and changes nothing" for flag in taken]
+    assert caplog.messages == [f"{flag} is accepted and changes nothing" for flag in taken]
 
 
 @pytest.mark.parametrize(
