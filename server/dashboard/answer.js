@@ -1,4 +1,4 @@
-// An answer while its chunks come, of a chat or a completion: texts in runs of one token each, calls of tools, counts.
+// An answer of a chat or a completion while its chunks arrive: texts in runs of one token each, calls of tools, counts.
 const MAX_DEPTH = 8;
 
 export class Answer {
@@ -59,7 +59,7 @@ export class Answer {
     }
   }
 
-  // Offsets count characters as Python does, so the piece is taken apart by code points. What comes before the first token
+  // Offsets count characters as Python does, so the piece is split by code points. Text before the first token
   // that begins in the piece belongs to the token before.
   #write(text, piece, offset) {
     const characters = [...piece];
@@ -78,7 +78,7 @@ export class Answer {
     this.numCharacters += characters.length;
   }
 
-  // Whether the token begins before this place.
+  // Returns whether the token begins before this place.
   #begins(token, place) {
     return token < this.tokens.length && this.tokens[token][1] < place;
   }

@@ -1,10 +1,10 @@
-// The text files that go with the next message: chosen or dropped, shown by name, and taken off again.
+// The text files for the next message: chosen or dropped, shown by name, and removed.
 const MAX_BYTES = 512 * 1024;
 
 const $ = (id) => document.getElementById(id);
 
 export class Attachments {
-  // onRefused: gets what is wrong with files that cannot be attached; "" where nothing is.
+  // onRefused: receives the reason why files cannot be attached; "" if there is none.
   constructor(onRefused) {
     this.onRefused = onRefused;
     this.files = []; // { name, text } each
@@ -23,7 +23,7 @@ export class Attachments {
     });
   }
 
-  // Returns the files, which are no longer attached then.
+  // Returns the files and detaches them.
   take() {
     const { files } = this;
     this.files = [];
@@ -63,7 +63,7 @@ export class Attachments {
   }
 }
 
-// Throws an Error that ends a sentence which begins with the file's name.
+// Throws an Error whose message continues a sentence that begins with the file's name.
 async function textOf(file) {
   if (file.size > MAX_BYTES) throw new Error(`has ${Math.ceil(file.size / 1024)} KiB, the limit is ${MAX_BYTES / 1024}; attach a part of it`);
   const bytes = await file.arrayBuffer();

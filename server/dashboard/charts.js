@@ -1,4 +1,4 @@
-// The last quarter of an hour as lines, drawn by uPlot. Colours come from the style sheet, so that themes are its affair.
+// The last quarter of an hour as lines, drawn by uPlot. Colours come from the style sheet, which defines the themes.
 import { duration, number, percent } from "./numbers.js";
 
 const LONGEST_SECONDS = 900;
@@ -7,7 +7,7 @@ const HEIGHT = 160;
 const SHARES = ["p50", "p95", "p99"];
 const latencies = (name) => SHARES.map((label, i) => ({ label, colour: [1, 2, 4][i], read: (point) => point[name][i] }));
 
-// colour: the number of a --draft-N, 0 for what is not drafted. top: the axis reaches at least so far. isStacked: the
+// colour: the number of a --draft-N, 0 for tokens that were not drafted. top: the least maximum of the axis. isStacked: the
 // lines are shares, each of which is drawn on top of those before.
 export const CHARTS = [
   {
@@ -86,7 +86,7 @@ export class Charts {
     });
   }
 
-  // Canvas keeps the colours that it was drawn with: a new theme, or a new depth, makes new plots.
+  // A canvas does not follow the style sheet: a new theme, or a new depth, makes new plots.
   recolour() {
     if (this.depth === null) return;
     this.plots.forEach((plot) => plot.destroy());
@@ -143,7 +143,7 @@ export class Charts {
   }
 }
 
-// The legend tells the newest values unless the cursor points at others.
+// The legend shows the newest values unless the cursor points at others.
 function showNewest(plot) {
   if (plot.cursor.left == null || plot.cursor.left < 0) plot.setLegend({ idx: plot.data[0].length - 1 });
 }

@@ -34,7 +34,7 @@ export class Chat {
     this.#showState();
   }
 
-  // parameters: as ChatSettings has them; null where they are not known.
+  // parameters: see ChatSettings; null if they are unknown.
   setServer({ model, depth, chat_note: note, sampling }, parameters) {
     this.model = model;
     this.settings.setDefaults(sampling);
@@ -103,7 +103,7 @@ export class Chat {
     this.#ask(() => this.#cutBefore(message));
   }
 
-  // Lets the model go on with an answer that was cut off.
+  // Lets the model continue an answer that was cut off.
   #continue(message) {
     this.#ask(() => {}, message);
   }
@@ -112,7 +112,7 @@ export class Chat {
     this.#ask(() => calls.forEach(({ id, name }, i) => this.#add({ role: "tool", callId: id, name, content: contents[i] })));
   }
 
-  // Shows a kept chat, or a new one for null. An answer that streams is stopped.
+  // Shows a stored chat, or a new one for null. An answer that streams is stopped.
   #open(id) {
     this.stopping?.abort();
     this.stopping = null;
@@ -131,8 +131,8 @@ export class Chat {
   }
 
   // --- the answer ---
-  // change: brings the conversation to where an answer is wanted; it is left as it was where a setting is wrong. cut: an answer that
-  // is to be gone on with; null for a new one.
+  // change: brings the conversation to the point of the answer; skipped if a setting is invalid. cut: an answer to continue; null for
+  // a new one.
   async #ask(change, cut = null) {
     const fields = this.stopping ? null : this.settings.read();
     if (!fields) return;
@@ -166,7 +166,7 @@ export class Chat {
     this.#end(message);
   }
 
-  // before: the message as it was when its answer, or what is added to it, was asked for.
+  // before: the message as it was when its answer, or the rest of it, was requested.
   #show(message, before, answer) {
     const content = before.content + answer.content.value;
     this.announcer.hear(content.slice(message.content.length));
@@ -245,12 +245,12 @@ export class Chat {
   }
 }
 
-// null where no drafts were wanted.
+// Returns null if no drafts were requested.
 function acceptedPerStep({ report, tokensPerStep }) {
   return tokensPerStep === null || report?.max_draft_tokens === 0 ? null : tokensPerStep - 1;
 }
 
-// How an answer ended, for those who do not see it. The error is an alert of its own.
+// Returns how an answer ended, for screen readers. The error is an alert of its own.
 function spoken({ ending, calls }) {
   if (ending === "failed") return "";
   if (calls.length) return `The model calls ${calls.map(({ name }) => name).join(", ")}. Enter what it returns.`;

@@ -1,10 +1,10 @@
-// The list of the chats that this browser keeps: finds, opens, renames, exports, imports and deletes them.
+// The list of the chats that this browser stores: finds, opens, renames, exports, imports and deletes them.
 import { deleteChat, exportedChat, importChat, keptChats, renameChat } from "./conversation.js";
 
 const $ = (id) => document.getElementById(id);
 
 export class ChatList {
-  // onOpen, onDelete, onRename: get the id of a chat. currentId: returns that of the chat that is shown.
+  // onOpen, onDelete, onRename: receive the id of a chat. currentId: returns the id of the chat that is shown.
   constructor({ currentId, onOpen, onDelete, onRename }) {
     Object.assign(this, { currentId, onOpen, onDelete, onRename });
     $("chat-list-toggle").addEventListener("click", () => this.open($("chat-list").hidden));

@@ -1,10 +1,10 @@
-// The settings of the chat: what a request says apart from its messages. Kept for this tab only.
+// The settings of the chat: the fields of a request apart from its messages. Stored for this tab only.
 const NAME = "headway-chat-settings";
 const WIDE = "(min-width: 64rem)"; // where the settings stand next to the messages
 
 const $ = (id) => document.getElementById(id);
 
-// How a field is read, and what it says in a request. A reader throws an Error that says what is wrong and what to do.
+// How a field is read, and its name and value in a request. A reader throws an Error that says what is wrong and what to do.
 const FIELDS = [
   { id: "chat-drafts", read: chosenIn, put: (body, value) => (body.speculation.max_draft_tokens = Number(value)) },
   { id: "chat-temperature", read: numberIn, put: (body, value) => (body.temperature = value) },
@@ -87,12 +87,12 @@ export class ChatSettings {
     menu.value = chosen && chosen <= depth ? chosen : "";
   }
 
-  // sampling: the values that a request gets where its fields are left out.
+  // sampling: the default values of a request's fields.
   setDefaults(sampling) {
     for (const [name, value] of Object.entries(sampling)) $(`chat-${name.replace("_", "-")}`).placeholder = value;
   }
 
-  // parameters: the fields of a chat that the model takes, as GET /v1/models names them.
+  // parameters: the fields of a chat that the model supports, as GET /v1/models names them.
   setParameters(parameters) {
     for (const part of this.form.querySelectorAll("[data-needs]")) part.hidden = !parameters.includes(part.dataset.needs);
     const hasEfforts = parameters.includes("reasoning_effort");
@@ -103,7 +103,7 @@ export class ChatSettings {
     return $("chat-system").value.trim();
   }
 
-  // The fields of a request; null where one is wrong: the page says so next to it, and it has the focus.
+  // Returns the fields of a request; null if one is invalid: the page says so next to it, and it gets the focus.
   read() {
     const body = { speculation: { draft_positions: true, report: true } };
     for (const field of FIELDS.filter(isOffered)) {
@@ -119,7 +119,7 @@ export class ChatSettings {
     return body;
   }
 
-  // Reads a field and tells what is wrong with it: undefined then. null: it says nothing.
+  // Reads a field and shows what is wrong with it. Returns undefined for an invalid field, null for an empty one.
   #check(field) {
     if (!field) return null;
     const element = $(field.id);

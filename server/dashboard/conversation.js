@@ -12,7 +12,7 @@ export class Conversation {
     this.open(sessionStorage.getItem(CURRENT));
   }
 
-  // Goes on with a kept chat, or begins a new one where there is none with this id.
+  // Continues a stored chat, or begins a new one if there is none with this id.
   open(id) {
     const kept = id && read(id);
     this.id = kept ? id : newId();
@@ -40,20 +40,20 @@ export class Conversation {
     return this.last?.role === "assistant" ? this.last.calls : [];
   }
 
-  // As the API takes them.
+  // Returns the messages in the form of the API.
   asMessages(system) {
     const messages = asMessages(this.messages);
     return system ? [{ role: "system", content: system }, ...messages] : messages;
   }
 
-  // Returns whether there was room for it.
+  // Stores the chat; returns whether there was room for it.
   save() {
     if (!this.messages.length) return true;
     return write(this.id, { name: this.name, savedAt: Date.now(), messages: this.messages });
   }
 }
 
-// An answer before its first token. Its view shows what else it holds.
+// An answer before its first token; its view adds further fields.
 export function newAnswer(model) {
   return {
     role: "assistant", model, content: "", contentRuns: [], reasoning: "", reasoningRuns: [], reasoningSeconds: null, calls: [],
@@ -61,7 +61,7 @@ export function newAnswer(model) {
   };
 }
 
-// { id, title, savedAt } of those whose title or messages have the text, the last one first.
+// Returns { id, title, savedAt } of the chats whose title or messages have the text, the last one first.
 export function keptChats(text = "") {
   const wanted = text.trim().toLowerCase();
   const has = (part) => part?.toLowerCase().includes(wanted);
@@ -79,13 +79,13 @@ export function deleteChat(id) {
   localStorage.removeItem(PREFIX + id);
 }
 
-// What others can read: the title, and the messages as the API takes them.
+// Returns the chat in a form that other programs can read: the title, and the messages in the form of the API.
 export function exportedChat(id) {
   const chat = read(id);
   return { title: titleOf(chat), messages: asMessages(chat.messages) };
 }
 
-// Keeps what exportedChat returned. Throws an Error that says what is wrong.
+// Stores what exportedChat returned. Throws an Error that says what is wrong.
 export function importChat(text) {
   let chat;
   try {
@@ -104,7 +104,7 @@ function newId() {
   return `${Date.now()}-${Math.random().toString(36).slice(2)}`;
 }
 
-// names: of the tools, by the ids of their calls so far.
+// names: the tools' names by the ids of their calls so far.
 function imported({ role, content, reasoning_content: reasoning, tool_call_id: callId, tool_calls: calls }, names) {
   if (typeof (content ?? "") !== "string") throw new Error("a message is no text");
   if (role === "user") return { role, content };

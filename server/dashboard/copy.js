@@ -1,4 +1,4 @@
-// Copies a text. Browsers have a clipboard API only for pages of this machine and of HTTPS; elsewhere the old way works.
+// Copies a text. Browsers have a clipboard API only for pages of this machine and of HTTPS; elsewhere the older command works.
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const box = document.body.appendChild(document.createElement("textarea"));

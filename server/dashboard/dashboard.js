@@ -1,4 +1,4 @@
-// The live page: asks for new points each second and hands them to tiles and charts; the prompt box and the chat are apart.
+// The live page: asks for new points each second and hands them to tiles and charts; the prompt box and the chat are separate.
 import { CHARTS, Charts } from "./charts.js";
 import { Chat } from "./chat.js";
 import { SpeedUp } from "./speedup.js";

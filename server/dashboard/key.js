@@ -1,4 +1,4 @@
-// The API key, for servers that want one: kept for this tab only.
+// The API key, for servers that require one. It is stored for this tab only.
 const NAME = "headway-key";
 
 export function setKey(key) {

@@ -34,7 +34,7 @@ const ALLOWED = {
 let parser = null; // marked with our renderer, once the libraries are there
 let loading = null;
 
-// The libraries, which only a page with an answer needs. Rejects where one cannot be had: answers stay text then.
+// Loads the libraries, which only a page with an answer needs. Rejects if one cannot be loaded: answers then stay text.
 export function loadMarkdown() {
   loading ??= Promise.all(SCRIPTS.map(loadScript)).then(() => {
     parser = new marked.Marked({ gfm: true, breaks: true, extensions: [formula("block"), formula("inline")], renderer: RENDERER });
@@ -89,7 +89,7 @@ export class MarkdownText {
   #showBlock(place, token, source, begin, runs) {
     const element = document.createElement("div");
     element.append(...DOMPurify.sanitize(parser.parser([token]), ALLOWED).children); // without the white space between them
-    // The name of a fence's language is no part of what is shown.
+    // The name of a fence's language is not shown.
     const start = token.type === "code" && token.lang ? begin + token.raw.indexOf("\n") : begin;
     colourTokens(element, source, start, begin + token.raw.length, runs);
     element.querySelectorAll(".code").forEach(addHead);
@@ -143,7 +143,7 @@ function formula(level) {
   };
 }
 
-// A formula that KaTeX does not understand is shown as it was written.
+// A formula that KaTeX cannot parse is shown as it was written.
 function mathOf(tex, raw, isDisplay) {
   const options = { displayMode: isDisplay, output: "mathml", throwOnError: true, trust: false, strict: "ignore", maxExpand: 200, maxSize: 20 };
   try {

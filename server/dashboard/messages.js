@@ -37,7 +37,7 @@ class MessageView {
   }
 }
 
-// What the user asked. onEdit: gets the new text.
+// A message of the user. onEdit: receives the new text.
 export class QuestionView extends MessageView {
   constructor(message, onEdit) {
     super("question-template", message);
@@ -78,7 +78,7 @@ function folded({ name, text }) {
   return element;
 }
 
-// What the model answered. onRegenerate, onContinue. onResults: gets a text for each of its calls.
+// An answer of the model. onRegenerate, onContinue. onResults: receives a text for each of its calls.
 export class AnswerView extends MessageView {
   constructor(message, { onRegenerate, onContinue, onResults }) {
     super("answer-template", message);
@@ -100,7 +100,7 @@ export class AnswerView extends MessageView {
     this.show();
   }
 
-  // The message has grown, or ended. While it grows, four fifths of the time are left for other things than showing it.
+  // Shows a message that has grown, or ended. While it grows, showing it takes at most a fifth of the time.
   show() {
     const { message } = this;
     const isRunning = message.ending === null;
@@ -138,7 +138,7 @@ export class AnswerView extends MessageView {
   }
 }
 
-// What a tool returned.
+// The result of a tool.
 export class ResultView extends MessageView {
   constructor(message) {
     super("result-template", message);
@@ -147,7 +147,7 @@ export class ResultView extends MessageView {
   }
 }
 
-// Enter as it sends: alone, and not the one that ends the input of a character by its parts.
+// Returns whether Enter sends: without Shift, and not while a character is composed.
 export function isSend(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing;
 }

@@ -1,4 +1,4 @@
-// Numbers as people read them; nothing measured is a dash.
+// Numbers as people read them; a missing measurement is a dash.
 const DASH = "–";
 
 export function number(value, digits = 0) {

@@ -145,7 +145,7 @@ class Run {
     if (event.speculation) this.#tellDrafts(event.speculation);
   }
 
-  // At the end: how many drafts of each position were right.
+  // Shows at the end how many drafts of each position were accepted.
   #tellDrafts({ drafted_per_position: drafted, accepted_per_position: accepted }) {
     const sum = (counts) => counts.reduce((total, count) => total + count, 0);
     if (!sum(drafted)) return;

@@ -31,7 +31,7 @@ export class SpeedUp {
   }
 }
 
-// What is told in place of the number, where there is none, and why.
+// Returns the number, or a text if there is none, and a note on it.
 function told(point, server) {
   if (server.drafter == null) return ["not known yet", "The model is loading."];
   if (server.drafter === "none") return ["no drafter", "The server runs without speculation: there is nothing to compare."];

@@ -1,7 +1,7 @@
 // Requests whose answers are streams of server-sent events.
 import { authorized } from "./key.js";
 
-// The events of an answer, parsed. Throws an Error whose message is for people, and AbortError where the signal says so.
+// Yields the parsed events of an answer. Throws an Error whose message is for people, and AbortError if the signal is aborted.
 export async function* streamOf(path, body, signal) {
   const answer = await reached(fetch(path, authorized({ method: "POST", signal, body: JSON.stringify(body) })));
   if (!answer.ok) throw new Error(await refusal(answer));
@@ -30,7 +30,7 @@ async function refusal(answer) {
   }
 }
 
-// The `data:` lines of a stream, parsed, up to [DONE].
+// Yields the parsed `data:` lines of a stream up to [DONE].
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,9 +1,9 @@
-// What holds now, one number a tile.
+// The present state, with one number on each tile.
 import { duration, number, percent } from "./numbers.js";
 
 const P50 = 0;
 const P95 = 1;
-// Title, what is told (a value and, after a bar, a note), whether it is bad.
+// The title, the text (a value and, after a bar, a note), and whether the value is bad.
 const TILES = [
   ["tokens/s", (point) => number(point.tokens_per_second)],
   ["streams", (point, server) => of(point.num_running, server.max_running)],

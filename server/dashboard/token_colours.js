@@ -49,7 +49,7 @@ function placesOf(text, source, cursor, end) {
   });
 }
 
-// A span for each run that the text has a part of.
+// Returns a span for each run that overlaps the text.
 function spansOf(text, places, ends, runs) {
   const spans = [];
   for (let i = 0; i < text.length;) {
@@ -67,7 +67,7 @@ function endsOf(runs) {
   return runs.map(({ text }) => (end += text.length));
 }
 
-// The first run that ends after the place.
+// Returns the first run that ends after the place.
 function runAt(ends, place) {
   let low = 0, high = ends.length - 1;
   while (low < high) {

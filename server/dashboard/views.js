@@ -1,4 +1,4 @@
-// Which of the two views is shown: the chat at #chat, if the model chats, else the dashboard.
+// Shows one of the two views: the chat at #chat if the model can chat, else the dashboard.
 const NAMES = ["chat", "dashboard"];
 
 const $ = (id) => document.getElementById(id);

@@ -90,7 +90,7 @@ class Probes:
 
 
 class AccessLog:
-    """Middleware around everything that answers, except for the one that sets the request id. trace: is
+    """Middleware around everything that answers; RequestIds, which is around it, has set the id. trace: is
     called with each record."""
 
     def __init__(
