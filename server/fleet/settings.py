@@ -99,10 +99,7 @@ def _checked(flags: Mapping[str, str | list[str]]) -> Settings:
         if isinstance(text, list) and not option.is_list:
             raise ConfigError(f"serve: {flag} is a list, it must be one value")
         values[option.key] = FileValue(f"serve: {flag}", text if isinstance(text, list) else [text])
-    settings = Settings(_nothing_typed(_OPTIONS.values()), {}, ConfigFile(values, []))
+    untyped = argparse.Namespace(**{option.key: None for option in _OPTIONS.values()})
+    settings = Settings(untyped, {}, ConfigFile(values, []))
     settings.read(_OPTIONS.values())
     return settings
-
-
-def _nothing_typed(options: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{option.key: None for option in options})

@@ -17,17 +17,9 @@ from headway.server.http.page import PAGE_PATHS
 
 REQUEST_ID = "X-Request-Id"
 MAX_HEADER_BYTES = 64 * 1024
-OPEN_PATHS = PAGE_PATHS | {
-    "/health",
-    "/ping",
-    "/ready",
-    "/version",
-    "/metrics",
-    "/openapi.json",
-    "/",
-    "/favicon.ico",
-}  # browsers, probes and scrapers have no keys
 READ_PATHS = PAGE_PATHS | {"/", "/favicon.ico"}  # pages of any origin may link to these
+# Browsers, probes and scrapers have no keys.
+OPEN_PATHS = READ_PATHS | {"/health", "/ping", "/ready", "/version", "/metrics", "/openapi.json"}
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 

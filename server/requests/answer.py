@@ -16,7 +16,7 @@ from headway.server.base.errors import NO_RETRY, ApiError
 from headway.server.generation.choice import ChoiceRequest, Delta
 from headway.server.generation.choice_output import OutputOptions, joined
 from headway.server.generation.generation import Generation
-from headway.server.http.sse import DONE, EventStreamResponse, escape_line_ends
+from headway.server.http.sse import DONE, KEEP_ALIVE, EventStreamResponse, escape_line_ends
 from headway.server.protocol.parameters import GenerationFields
 from headway.server.protocol.usage import (
     CompletionTokensDetails,
@@ -176,10 +176,21 @@ def new_header(prefix: str, kind: str, services: Services, request: Request) -> 
     return ChunkHeader(name, kind, created, services.model_name, system_fingerprint(services))
 
 
-def event_stream(answer: Answer, choices_of: ChunkChoices) -> EventStreamResponse:
-    seconds = answer.services.limits.keep_alive_seconds
-    journal = answer.generation.journal
-    return EventStreamResponse(_events(answer, choices_of), keep_alive_seconds=seconds, journal=journal)
+def event_stream(
+    answer: Answer,
+    events: AsyncGenerator[bytes, None],
+    *,
+    keep_alive: bytes = KEEP_ALIVE,
+    error_event: Callable[[ApiError], bytes] | None = None,
+) -> EventStreamResponse:
+    """Returns the response that streams an answer as these events."""
+    return EventStreamResponse(
+        events,
+        keep_alive_seconds=answer.services.limits.keep_alive_seconds,
+        keep_alive=keep_alive,
+        error_event=error_event,
+        journal=answer.generation.journal,
+    )
 
 
 async def collect(answer: Answer) -> list[Delta]:
@@ -198,7 +209,7 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
     return Delta(last.index, text, last.finish_reason, tokens, stop_reason=last.stop_reason, parts=parts)
 
 
-async def _events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
+async def chunk_events(answer: Answer, choices_of: ChunkChoices) -> AsyncGenerator[bytes, None]:
     """Yields the `data:` lines. Chunks differ in choices and usage only; the rest is encoded once."""
     head = _json(answer.head)[:-1]
     fields = answer.fields

@@ -34,6 +34,7 @@ from headway.server.protocol.chat import (
 from headway.server.protocol.usage import DraftPositions
 from headway.server.requests.answer import (
     Answer,
+    chunk_events,
     collect,
     draft_positions,
     event_stream,
@@ -56,7 +57,7 @@ async def create_chat_completion(request: Request) -> Response:
         )
     writer = ChatWriter(body, answer, prompt, services.tokenizer)
     if body.stream:
-        return event_stream(writer.answer, writer.chunk_choices)
+        return event_stream(writer.answer, chunk_events(writer.answer, writer.chunk_choices))
     return JsonResponse(await unless_disconnected(request.receive, _complete(writer)))
 
 

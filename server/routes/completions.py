@@ -37,6 +37,7 @@ from headway.server.protocol.completions import (
 from headway.server.requests.access import record_of
 from headway.server.requests.answer import (
     Answer,
+    chunk_events,
     collect,
     draft_positions,
     event_stream,
@@ -65,7 +66,7 @@ async def create_completion(request: Request) -> Response:
     writer = await _writer(body, services, request)
     record.answer = writer.answer
     if body.stream:
-        return event_stream(writer.answer, writer.chunk_choices)
+        return event_stream(writer.answer, chunk_events(writer.answer, writer.chunk_choices))
     return JsonResponse(await unless_disconnected(request.receive, _complete(writer)))
 
 

@@ -15,7 +15,7 @@ from headway.server.base.errors import ApiError, as_api_error
 from headway.server.chat.answer import begin_chat
 from headway.server.chat.prompt import chat_prompt, conversation_for
 from headway.server.http.json_response import JsonResponse
-from headway.server.http.sse import EventStreamResponse, unless_disconnected
+from headway.server.http.sse import unless_disconnected
 from headway.server.messages_api.output import PING, MessageWriter
 from headway.server.messages_api.translation import ThinkingModel, Translation, translate
 from headway.server.protocol import chat
@@ -25,6 +25,7 @@ from headway.server.protocol.messages_api import (
     MessagesRequest,
     PromptFields,
 )
+from headway.server.requests.answer import event_stream
 from headway.server.requests.body import body_of, tell_ignored
 from headway.server.requests.services import Services, check_model, engine_info, services_of
 
@@ -40,11 +41,7 @@ async def create_message(request: Request) -> Response:
     body = await body_of(request, MessagesRequest)
     writer = await _translated(body, services, partial(_begin, body, request, services))
     if body.stream:
-        seconds = services.limits.keep_alive_seconds
-        journal = writer.answer.generation.journal
-        return EventStreamResponse(
-            writer.events(), keep_alive_seconds=seconds, keep_alive=PING, journal=journal
-        )
+        return event_stream(writer.answer, writer.events(), keep_alive=PING)
     return JsonResponse(await unless_disconnected(request.receive, writer.message()))
 
 

@@ -18,7 +18,7 @@ from headway.server.base.field_names import FieldNames
 from headway.server.chat.answer import begin_chat
 from headway.server.generation.logprobs import PartLogprobs
 from headway.server.http.json_response import JsonResponse
-from headway.server.http.sse import EventStreamResponse, escape_line_ends, unless_disconnected
+from headway.server.http.sse import escape_line_ends, unless_disconnected
 from headway.server.protocol.responses_api import ResponsesRequest, TextFormat, TextOptions
 from headway.server.protocol.responses_events import (
     Completed,
@@ -38,7 +38,7 @@ from headway.server.protocol.responses_objects import (
     ResponseUsage,
 )
 from headway.server.protocol.usage import Usage
-from headway.server.requests.answer import Answer, collect
+from headway.server.requests.answer import Answer, collect, event_stream
 from headway.server.requests.body import body_of, tell_ignored
 from headway.server.requests.services import services_of
 from headway.server.responses_api.chat import as_chat
@@ -69,13 +69,7 @@ async def create_response(request: Request) -> Response:
         answer, _ = await begin_chat(chat, request, services, prefix="resp_", kind="response", own=names.own)
     writer = ResponseWriter(body, answer, names, tools, services.tokenizer, bool(chat.logprobs))
     if body.stream:
-        seconds = services.limits.keep_alive_seconds
-        return EventStreamResponse(
-            writer.events(),
-            keep_alive_seconds=seconds,
-            error_event=writer.failed_event,
-            journal=answer.generation.journal,
-        )
+        return event_stream(answer, writer.events(), error_event=writer.failed_event)
     return JsonResponse(await unless_disconnected(request.receive, writer.whole()))
 
 
