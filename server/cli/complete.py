@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import asdict
 
 import msgspec
 
@@ -27,16 +28,7 @@ def complete(config: CompleteConfig, prompt: str, source: ModelSource, engine_co
     """
     folder = model_folder(source)
     tokenizer = load_tokenizer(folder, read_model_spec(folder).vocab_size)
-    body = CompletionRequest(
-        prompt=prompt,
-        max_tokens=config.max_tokens,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        seed=config.seed,
-        stop=config.stop,
-    )
+    body = CompletionRequest(prompt=prompt, **asdict(config))
     check(body)
     engine = EngineClient(msgspec.structs.replace(with_folders(engine_config, folder), max_running=1))
     asyncio.run(_run(engine, tokenizer, body))
