@@ -237,7 +237,7 @@ REQUESTS = [
     Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
     Option("tool-format", str, None, "the format of the model's tool calls and reasoning, such as hermes, qwen_xml or llama_json; plain for none "
            "(default: the one found in its chat template; /ready shows it)", "NAME", is_for_few=True),
-    Option("max-body", parse_body_size, 8 * 2**20, "size of a request's body (default: 8MiB)", "SIZE"),
+    Option("max-body", parse_body_size, 8 * 2**20, "the largest body of a request (default: 8MiB)", "SIZE"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
     Option("unknown-fields", one_of("ignore", "refuse"), "ignore", "what to do with unknown fields of a body: ignore (a header of the "
            "answer names them) or refuse", "NAME", is_for_few=True),
@@ -260,7 +260,7 @@ MODEL = [
            "safetensors reads the folder's weights; dummy draws random ones, for measurements: the text means nothing", "NAME", is_for_few=True),
     Option("quantize", one_of(*get_args(QuantizeFormat)), "none", "quantize the weights of linear layers as they are read: fp8, int8 or int4; "
            "`headway quantize` writes the same to a folder", "FORMAT"),
-    Option("quantize-lm-head", parse_switch, False, "quantize the weight before the logits, too", is_for_few=True),
+    Option("quantize-lm-head", parse_switch, False, "quantize the LM head, too", is_for_few=True),
     Option("expanded-weights", parse_switch, False, "on a GPU, keep an expanded copy of quantized weights for passes of more than 64 tokens, such as prompts; it leaves "
            "less memory for the KV cache", is_for_few=True),
     Option("cpu-weights", one_of(*get_args(CpuWeights)), "full", "on an x86 CPU, the precision of the weights of linear layers and experts: full, or int8 or "
@@ -269,7 +269,7 @@ MODEL = [
            "float64 on a GPU, with 16 bits on a CPU, and with --fast-math"),
     Option("fast-math", parse_switch, False, "on a GPU, use the order of sums that is fastest for the batch: small models gain, but a text may "
            "depend on other requests if two tokens are almost equally probable"),
-    Option("max-model-len", parse_int, None, "context in tokens (default: the model's, or what fits)"),
+    Option("max-model-len", parse_int, None, "context length in tokens (default: the model's, or what fits)"),
     Option("threads", parse_int, None, "CPU threads of the engine (default: one for each 10 million parameters, at most all cores)"),
     Option("tensor-parallel-size", parse_int, 1, "processes that compute the model together, each on a GPU of its own or on the CPU, with a share of its heads, "
            "weights and KV cache (also --tp); --threads and --kv-cache-memory apply to each. Changes no text", is_for_few=True),
