@@ -15,6 +15,7 @@ import msgspec
 
 from headway.server.formats.cursor import NoCallError
 from headway.server.formats.pieces import ToolCall
+from headway.server.json_schema.places import value_at
 
 MAX_NAME = 256  # characters of the name of a tool or a parameter
 Tell = Callable[[ToolCall], None]
@@ -179,13 +180,10 @@ def resolved(left: list[Any], root: Any) -> Iterator[Mapping[str, Any]]:
         yield one
 
 
-def resolve(reference: str, root: Any) -> Any:
+def resolve(reference: str, root: Any) -> object:
     """Returns the target of a reference within the document; None if there is none. Names may be
     percent-encoded."""
-    place = root
-    for part in unquote(reference).removeprefix("#").split("/")[1:]:
-        place = place.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
-    return place
+    return value_at(root, unquote(reference))
 
 
 def type_name(value: object) -> str:

@@ -8,6 +8,7 @@ from itertools import combinations
 from urllib.parse import unquote
 
 from headway.server.json_schema.keywords import TYPES
+from headway.server.json_schema.places import value_at
 
 MAX_MEMBERS = 64
 MAX_STEPS = 8  # references followed and objects entered
@@ -38,19 +39,12 @@ class Document:
         self._work_left -= _WORK_OF_A_PAIR + sum(len(one) for one in lists if isinstance(one, list | dict))
 
     def resolved(self, schema: object) -> object:
-        """Returns the target of a reference; true, which all values fit, if there is none."""
+        """Returns the target of a reference; None, of which nothing is known, if there is none."""
         for _ in range(MAX_STEPS):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
-            schema = self._at(schema["$ref"])
+            schema = value_at(self._root, unquote(str(schema["$ref"])))
         return True
-
-    def _at(self, reference: object) -> object:
-        found = self._root
-        for part in unquote(str(reference)).removeprefix("#").split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name, True) if isinstance(found, dict) else True
-        return found
 
 
 def are_disjoint(members: Sequence[object], document: Document) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+
+_INDEX = re.compile("[0-9]{1,9}", re.ASCII)
 
 
 def field_path(place: str) -> str:
@@ -23,7 +26,7 @@ def value_at(document: object, place: str) -> object:
         if isinstance(found, Mapping):
             found = found.get(name)
         else:
-            is_index = isinstance(found, list) and name.isdecimal() and int(name) < len(found)
+            is_index = isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found)
             found = found[int(name)] if is_index and isinstance(found, list) else None
     return found
 

@@ -20,8 +20,13 @@ VALUES = (
     ("'one' 'two'", {"type": ["string", "null"]}, '"\'one\' \'two\'"'), ('"one" "two"', {"type": ["string", "null"]}, '"\\"one\\" \\"two\\""'),
     ("5", {"type": ["string", "null"]}, '"5"'), ("5", {"type": "string"}, '"5"'), ("null", {"type": ["string", "null"]}, "null"),
     ("5", {"$ref": "#/$defs/text"}, '"5"'), ("5", {"anyOf": [{"$ref": "#/$defs/text"}, {"$ref": "#/$defs/loop"}]}, '"5"'),
+    ("5", {"$ref": "#/$defs/loop/anyOf/0"}, "5"), ("5", {"$ref": "#/$defs/either/anyOf/1"}, '"5"'),
 )  # fmt: skip
-DEFINITIONS = {"text": {"type": "string"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}]}}
+DEFINITIONS = {
+    "text": {"type": "string"},
+    "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}]},
+    "either": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+}
 
 
 def parsed(parameters: Any, value: str, name: str = "qwen_xml") -> list[Piece]:
@@ -48,7 +53,7 @@ def test_parameters_are_those_of_the_definition_that_the_schema_refers_to() -> N
 # No grammar is made of these schemas where calls are not enforced, so that none was checked.
 ODD_PARAMETERS: tuple[Any, ...] = (
     {"anyOf": 5}, {"anyOf": True}, {"oneOf": "abc"}, {"allOf": {"x": 1}}, {"type": 5}, {"type": [5]}, {"type": {"x": 1}}, {"enum": 5},
-    {"enum": [[], {}, None, 1.5, True]}, {"$ref": 5}, {"$ref": "#/x/y"}, {"$ref": "http://x"}, {"$ref": "#/properties/a"}, True, [], 5, None,
+    {"enum": [[], {}, None, 1.5, True]}, {"$ref": 5}, {"$ref": "#/x/y"}, {"$ref": "http://x"}, {"$ref": "#/properties/a"}, {"$ref": f"#/anyOf/{'9' * 5000}", "anyOf": [{}]}, True, [], 5, None,
 )  # fmt: skip
 
 
