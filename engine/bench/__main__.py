@@ -28,24 +28,20 @@ from headway.engine.loading.headers import outline_of
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
 from headway.engine.protocol.errors import ConfigError, HeadwayError
+from headway.engine.protocol.exit_status import reports
 
 LEAST_REQUESTS, REQUESTS_PER_STREAM = 8, 4  # of a closed loop
 
 
+@reports(HeadwayError)
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     import_seconds = _seconds_since_start()
-    try:
-        settings = read_settings(argv, has_gpu=torch.cuda.is_available())
-        report = run(settings, shlex.join(["headway", "bench", "engine", *argv]), import_seconds)
-        show(report)
-        keep_json(report, settings.json)
-    except HeadwayError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    settings = read_settings(argv, has_gpu=torch.cuda.is_available())
+    report = run(settings, shlex.join(["headway", "bench", "engine", *argv]), import_seconds)
+    show(report)
+    keep_json(report, settings.json)
     return 0
 
 

@@ -67,6 +67,11 @@ class Post:
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)
 
+    def take_events(self) -> list[list[TokenEvent]]:
+        """Removes all that was sent. Returns the events of each RoundOutput."""
+        sent, self.sent = self.sent, []
+        return [message.events for message in sent if isinstance(message, RoundOutput)]
+
 
 class Driver:
     """Mutable: owns the loop; every measurement starts and ends with an idle engine.
@@ -225,8 +230,7 @@ class Driver:
 
     def _step(self) -> list[list[TokenEvent]]:
         self._loop.step()
-        sent, self._post.sent = self._post.sent, []
-        outputs = [message.events for message in sent if isinstance(message, RoundOutput)]
+        outputs = self._post.take_events()
         faults = [event.error for events in outputs for event in events if event.error is not None]
         assert not faults, faults
         return outputs

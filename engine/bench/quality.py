@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -28,8 +29,9 @@ from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.loop import EngineLoop
 from headway.engine.protocol.config import CpuWeights, EngineConfig
 from headway.engine.protocol.errors import ConfigError, HeadwayError
+from headway.engine.protocol.exit_status import reports
 from headway.engine.protocol.logprobs import TokenLogprobs, join
-from headway.engine.protocol.messages import RoundOutput, Submit
+from headway.engine.protocol.messages import Submit
 from headway.engine.protocol.sampling_params import SamplingParams
 
 
@@ -45,8 +47,9 @@ class Quality:
     num_tokens: int
 
 
+@reports(HeadwayError)
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     parser = argparse.ArgumentParser(
         prog="headway bench quality",
@@ -62,24 +65,13 @@ def main(argv: Sequence[str]) -> int:
         help="what each is multiplied by on a CPU, as of `headway serve` (default: full full)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     given = parser.parse_args(argv)
-    try:
-        if not 1 <= given.texts <= 100:
-            raise ConfigError(f"--texts is {given.texts}; set 1 to 100")
-        texts = heldout_prompts(Path(given.first))[: given.texts]
-        found = compare(
-            [given.first, given.second],
-            texts,
-            device=given.device,
-            dtype=given.dtype,
-            cpu_weights=given.cpu_weights,
-        )
-        _show(found)
-        keep_json(found, given.json)
-    except HeadwayError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    if not 1 <= given.texts <= 100:
+        raise ConfigError(f"--texts is {given.texts}; set 1 to 100")
+    texts = heldout_prompts(Path(given.first))[: given.texts]
+    models = [given.first, given.second]
+    found = compare(models, texts, device=given.device, dtype=given.dtype, cpu_weights=given.cpu_weights)
+    _show(found)
+    keep_json(found, given.json)
     return 0
 
 
@@ -127,8 +119,7 @@ def _scores(config: EngineConfig, texts: Sequence[list[int]]) -> TokenLogprobs:
     found: dict[int, TokenLogprobs] = {}
     while len(found) < len(texts):
         loop.step()
-        sent, post.sent = post.sent, []
-        for event in (e for message in sent if isinstance(message, RoundOutput) for e in message.events):
+        for event in chain(*post.take_events()):
             if event.error is not None:
                 raise HeadwayError(f"the engine failed a text: {event.error}")
             if event.prompt_logprobs is not None:

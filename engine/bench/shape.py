@@ -19,6 +19,7 @@ from string import ascii_lowercase
 
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.errors import ConfigError, HeadwayError
+from headway.engine.protocol.exit_status import reports
 
 SHAPES = Path(str(files("headway.engine.bench"))) / "shapes"
 SPACE = "\u0120"  # how byte-level tokenizers write it
@@ -27,8 +28,9 @@ AS_WRITTEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalize
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
+@reports(HeadwayError)
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="headway bench shape",
         description="Writes a model folder without weights, for headway serve FOLDER --load-format dummy.",
@@ -36,11 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name", choices=shape_names(), help="the shape")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it is not there")
     arguments = parser.parse_args(argv)
-    try:
-        write_folder(arguments.name, arguments.folder)
-    except HeadwayError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
+    write_folder(arguments.name, arguments.folder)
     print(f"headway serve {arguments.folder} --load-format dummy")
     return 0
 

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from headway.engine.chat_model.cache import cache_folder, make_once
 from headway.engine.chat_model.package import SMOLLM2, Package, fetch_gguf
 from headway.engine.protocol.errors import HeadwayError, ModelError
+from headway.engine.protocol.exit_status import reports
 
 LAYOUT = 1  # of the folders that are made: a change of the converter makes new ones
 
@@ -31,20 +32,12 @@ def main() -> int:
     return print_folder(SMOLLM2)
 
 
+@reports(HeadwayError, OSError)
 def print_folder(package: Package) -> int:
     """Returns the exit status."""
     name = f"{package.requirement.replace('==', '-')}-{LAYOUT}"
-    try:
-        folder = make_once(
-            cache_folder(os.environ) / name / package.model_name,
-            lambda unfinished: _make(package, unfinished),
-        )
-    except (HeadwayError, OSError) as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print(folder)
+    place = cache_folder(os.environ) / name / package.model_name
+    print(make_once(place, lambda unfinished: _make(package, unfinished)))
     return 0
 
 

@@ -12,12 +12,14 @@ import torch
 
 from headway.engine.loading.formats import FORMATS
 from headway.engine.protocol.errors import HeadwayError
+from headway.engine.protocol.exit_status import reports
 from headway.engine.quantize.folder import Written, quantize_folder
 from headway.engine.state.memory import format_bytes
 
 
+@reports(HeadwayError, OSError)
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="headway quantize",
         description="Writes a model folder anew with narrower weights, in the format of compressed-tensors, which other engines "
@@ -34,16 +36,10 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
-    try:
-        written = quantize_folder(
-            arguments.model, arguments.folder, arguments.format,
-            with_lm_head=arguments.quantize_lm_head, device=device, progress=_show,
-        )  # fmt: skip
-    except (HeadwayError, OSError) as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    written = quantize_folder(
+        arguments.model, arguments.folder, arguments.format,
+        with_lm_head=arguments.quantize_lm_head, device=device, progress=_show,
+    )  # fmt: skip
     print(_told(written, time.monotonic() - started))
     print(f"headway serve {arguments.folder}")
     return 0

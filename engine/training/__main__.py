@@ -27,6 +27,7 @@ from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError, HeadwayError, ModelError
+from headway.engine.protocol.exit_status import reports
 from headway.engine.protocol.messages import Submit
 from headway.engine.training.answers import (
     Answer,
@@ -57,22 +58,15 @@ LOGGED_EVERY = 100  # steps, where no progress bar is shown
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+@reports(HeadwayError, OSError)
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status."""
     started = time.monotonic()
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     given = _parser().parse_args(argv)
     console = Console(stderr=True)
-    try:
-        if given.command == "data":
-            _data(given, started, console)
-        else:
-            _train(given, started, console)
-    except (HeadwayError, OSError) as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    work = _data if given.command == "data" else _train
+    work(given, started, console)
     return 0
 
 

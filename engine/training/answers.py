@@ -10,6 +10,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from headway.engine.build import Engine
 from headway.engine.loop import EngineLoop
 from headway.engine.models.model_files import read_json_object
 from headway.engine.protocol.errors import ConfigError, HeadwayError
-from headway.engine.protocol.messages import RoundOutput, Submit
+from headway.engine.protocol.messages import Submit
 from headway.engine.protocol.sampling_params import SamplingParams
 
 
@@ -105,8 +106,7 @@ def sample(engine: Engine, requests: Iterable[Submit], tell: Callable[[Submit, l
             post.inbox.append(upcoming)
             upcoming = next(waiting, None)
         loop.step()
-        sent, post.sent = post.sent, []
-        for event in (e for message in sent if isinstance(message, RoundOutput) for e in message.events):
+        for event in chain(*post.take_events()):
             if event.error is not None:
                 raise HeadwayError(f"the engine failed a prompt: {event.error}")
             running[event.request_id][1].extend(event.token_ids)

@@ -36,11 +36,12 @@ from headway.engine.bench.settings import EMBEDDED
 from headway.engine.build import Engine, assemble
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.protocol.errors import HeadwayError
+from headway.engine.protocol.exit_status import reports
 
 
+@reports(HeadwayError)
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 0 where nothing differs; faults of the user's or the world's are one line on
-    stderr."""
+    """Returns the exit status: 0 where nothing differs."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     # Steps of many kinds run here for the first time, which takes long for no other reason.
     timer = logging.getLogger("headway.engine.scheduling.launch_timer")
@@ -51,11 +52,6 @@ def main(argv: Sequence[str]) -> int:
         report = run(settings, shlex.join(["headway", "bench", "exact", *argv]))
         show(report)
         keep_json(report, settings.json)
-    except HeadwayError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
     finally:
         timer.setLevel(level_before)
     return 0 if report.is_exact else 1

@@ -7,6 +7,7 @@ import gc
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from headway.engine.bench.exact.texts import Job, made_up_table
 from headway.engine.bench.measure import Post
@@ -15,7 +16,7 @@ from headway.engine.grammar.compiler import GrammarCompiler
 from headway.engine.loop import Begun, EngineLoop, Handle, Launcher
 from headway.engine.parallel.ranks import Ranks
 from headway.engine.protocol.errors import HeadwayError
-from headway.engine.protocol.messages import RoundOutput, Submit, TokenEvent
+from headway.engine.protocol.messages import Submit, TokenEvent
 from headway.engine.scheduling.plan import Plan
 
 Arrival = tuple[int, int, Job]  # steps after the arrival before it, key, job
@@ -164,10 +165,8 @@ class Session:
     def _step(self, tell: Callable[[int, Answer], None]) -> None:
         self._preempt()
         self._loop.step()
-        sent, self._post.sent = self._post.sent, []
-        for message in sent:
-            for event in message.events if isinstance(message, RoundOutput) else ():
-                self._take(event, tell)
+        for event in chain(*self._post.take_events()):
+            self._take(event, tell)
 
     def _preempt(self) -> None:
         """Preempts the requests that have come to their places."""
