@@ -63,7 +63,7 @@ def _measured(
     for depth in set(_depths(settings, driver)) - {engine.info.depth}:
         engine.runner.capture([depth], progress=lambda _: None)
     left_out: list[str] = []
-    spec = read_model_spec(settings.model)
+    spec = read_model_spec(settings.engine.model_path)
     make_draft = draft_maker(settings.engine_config(), spec) if engine.info.depth else None
     costs = costs_of(
         outline_of(spec, engine.runner.model.dtype, make_draft, group=engine.runner.model.group),

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
+
+import msgspec
 
 from headway.engine.bench.measure import least_new_tokens
 from headway.engine.bench.shape import SHAPES, shape_names
-from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import DraftLayers, DraftLmHead, EngineConfig, QuantizeFormat
 from headway.engine.protocol.drafters import wanted_drafter
@@ -24,10 +25,10 @@ EMBEDDED = Path(str(files("headway.engine.demo")))
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Lengths in tokens. prefill: (prompts at once, tokens each). closed_loop: streams. num_runs: of each
-    measurement; the median counts. has_heldout_prompts: the embedded model's instead of random tokens."""
+    measurement; the median counts. has_heldout_prompts: the embedded model's instead of random tokens.
+    engine: see `common_config`."""
 
-    model: Path
-    is_dummy: bool
+    engine: EngineConfig
     batches: tuple[int, ...]
     depths: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -38,47 +39,32 @@ class Settings:
     num_runs: int
     synthetic_acceptance: tuple[float, ...] | None
     json: Path | None
-    device: Literal["auto", "cpu", "cuda"]
-    dtype: DtypeName
-    threads: int | None
     prefill_chunk: int | None
-    kv_cache_memory_bytes: int | None
     drafter: str
     draft_lm_head: DraftLmHead
     draft_layers: DraftLayers
-    fast_math: bool
-    quantize: QuantizeFormat
-    expanded_weights: bool
     tensor_parallel_size: int
 
     def engine_config(self) -> EngineConfig:
         """One engine for all that is measured. Raises ConfigError."""
-        model = read_model_spec(self.model)
+        model = read_model_spec(self.engine.model_path)
         limit = model.max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
         drafter, drafter_path = wanted_drafter(self.drafter)
-        config = EngineConfig(
-            model_path=str(self.model),
-            device=self.device,
-            dtype=self.dtype,
-            load_format="dummy" if self.is_dummy else "safetensors",
+        config = msgspec.structs.replace(
+            self.engine,
             depth=max(self.depths),
             max_model_len=min(limit, max(wanted)),
             max_running=num_rows,
             max_waiting=num_rows,
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             prefill_chunk=self.prefill_chunk,
             prefix_caching=False,
-            threads=self.threads,
             synthetic_acceptance=self.synthetic_acceptance,
             drafter=drafter,
             drafter_path=drafter_path,
             draft_lm_head=self.draft_lm_head,
             draft_layers=self.draft_layers,
-            fast_math=self.fast_math,
-            quantize=self.quantize,
-            expanded_weights=self.expanded_weights,
             tensor_parallel_size=self.tensor_parallel_size,
         )
         name = drafter_name(config, has_head=model.draft_head is not None)
@@ -96,13 +82,12 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     given = _parser().parse_args(argv)
     check_json(given.json)
     is_cpu = given.device == "cpu" or not has_gpu
-    model, is_shape = find_model(given.model)
-    if given.prompts == "heldout" and model != EMBEDDED:
+    engine = common_config(given)
+    if given.prompts == "heldout" and engine.model_path != str(EMBEDDED):
         raise ConfigError(f"--prompts is heldout, which are the embedded model's; leave {given.model} out")
     usual_prefill = ((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))
     return Settings(
-        model=model,
-        is_dummy=is_shape or given.load_format == "dummy",
+        engine=engine,
         batches=given.batch or ((1, 8) if is_cpu else (1, 8, 32, 64, 128)),
         depths=given.depth,
         contexts=given.input_len,
@@ -113,30 +98,33 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         num_runs=given.runs or (1 if is_cpu else 3),
         synthetic_acceptance=given.synthetic_acceptance,
         json=given.json,
-        device=given.device,
-        dtype=given.dtype,
-        threads=given.threads,
         prefill_chunk=given.prefill_chunk,
-        kv_cache_memory_bytes=given.kv_cache_memory,
         drafter=given.drafter,
         draft_lm_head=given.draft_lm_head,
         draft_layers=given.draft_layers,
-        fast_math=given.fast_math,
-        quantize=given.quantize,
-        expanded_weights=given.expanded_weights,
         tensor_parallel_size=given.tensor_parallel_size,
     )
 
 
-def find_model(name: str | None) -> tuple[Path, bool]:
-    """(folder, whether it is one of our shapes, which have no weights)."""
-    if name is None:
-        return EMBEDDED, False
-    if name in shape_names():
-        return SHAPES / name, True
-    if not Path(name).is_dir():
-        raise ConfigError(f"MODEL is {name!r}, it must be a folder or one of {', '.join(shape_names())}")
-    return Path(name), False
+def common_config(given: argparse.Namespace) -> EngineConfig:
+    """Returns what the flags of `add_model_flags` and `add_engine_flags` say of the engine. The shapes that
+    come along have random weights. Raises ConfigError."""
+    is_shape = given.model in shape_names()
+    model = EMBEDDED if given.model is None else SHAPES / given.model if is_shape else Path(given.model)
+    if not model.is_dir():
+        shapes = ", ".join(shape_names())
+        raise ConfigError(f"MODEL is {given.model!r}, it must be a folder or one of {shapes}")
+    return EngineConfig(
+        model_path=str(model),
+        load_format="dummy" if is_shape else given.load_format,
+        device=given.device,
+        dtype=given.dtype,
+        threads=given.threads,
+        kv_cache_memory_bytes=given.kv_cache_memory,
+        fast_math=given.fast_math,
+        quantize=given.quantize,
+        expanded_weights=given.expanded_weights,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what names the model, for `find_model`, and where its weights come from."""
+    """Adds what names the model, and where its weights come from."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
         "(default: the embedded model)")  # fmt: skip

@@ -95,7 +95,8 @@ def _start(settings: Settings, num_ranks: int) -> Engine:
 
 
 def _prompts(settings: Settings, engine: Engine) -> Prompts:
-    if settings.model == EMBEDDED and not settings.is_dummy:
+    config = settings.engine
+    if config.model_path == str(EMBEDDED) and config.load_format != "dummy":
         return joined_prompts(heldout_prompts())
     return random_prompts(engine.info.vocab_size)
 

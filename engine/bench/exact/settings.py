@@ -6,19 +6,19 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+import msgspec
 
 from headway.engine.bench.settings import (
     add_engine_flags,
     add_model_flags,
     check_json,
-    find_model,
+    common_config,
     parse_number,
     parse_numbers,
 )
-from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
-from headway.engine.protocol.config import MAX_DEPTH, EngineConfig, QuantizeFormat
+from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
 from headway.engine.protocol.drafters import wanted_drafter
 from headway.engine.protocol.errors import ConfigError
 
@@ -29,10 +29,10 @@ BORDERS_OF_PROMPTS = 3  # within the longest prompt of a model with recurrent la
 class Settings:
     """Lengths in tokens. num_texts: requests that differ; the others repeat them under further combinations.
     companies: sizes of the company, 1 for a request alone. chunks: prompt tokens of a step besides the
-    engine's own policy. num_soaked: requests of the soak. num_tokens: of each output."""
+    engine's own policy. num_soaked: requests of the soak. num_tokens: of each output. engine: see
+    `common_config`."""
 
-    model: Path
-    is_dummy: bool
+    engine: EngineConfig
     num_requests: int
     num_texts: int
     num_tokens: int
@@ -43,14 +43,7 @@ class Settings:
     input_len: int
     seed: int
     json: Path | None
-    device: Literal["auto", "cpu", "cuda"]
-    dtype: DtypeName
-    threads: int | None
-    kv_cache_memory_bytes: int | None
     drafter: str
-    fast_math: bool
-    quantize: QuantizeFormat
-    expanded_weights: bool
     tensor_parallel_size: int
 
     @property
@@ -62,11 +55,12 @@ class Settings:
         """Returns whether drafts come from the references: those of random weights would never be right."""
         if self.depth == 0 or self.drafter != "auto":
             return self.depth > 0 and self.drafter == "recorded"
-        return self.is_dummy or read_model_spec(self.model).draft_head is None
+        is_dummy = self.engine.load_format == "dummy"
+        return is_dummy or read_model_spec(self.engine.model_path).draft_head is None
 
     def engine_config(self, num_ranks: int) -> EngineConfig:
         """Raises ConfigError."""
-        limit = read_model_spec(self.model).max_position_embeddings
+        limit = read_model_spec(self.engine.model_path).max_position_embeddings
         wanted = self.input_len + self.num_tokens + 1
         if wanted > limit:
             raise ConfigError(
@@ -78,21 +72,13 @@ class Settings:
             drafter = "none"
         elif self.has_recorded_drafts:
             drafter = "ngram"  # which looks up what the requests are told to become
-        return EngineConfig(
-            model_path=str(self.model),
-            device=self.device,
-            dtype=self.dtype,
-            load_format="dummy" if self.is_dummy else "safetensors",
+        return msgspec.structs.replace(
+            self.engine,
             depth=self.depth,
             drafter=drafter,
             drafter_path=drafter_path,
             max_model_len=wanted,
             max_running=max(self.companies),
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-            threads=self.threads,
-            fast_math=self.fast_math,
-            quantize=self.quantize,
-            expanded_weights=self.expanded_weights,
             tensor_parallel_size=num_ranks,
         )
 
@@ -104,40 +90,30 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     if given.depth > MAX_DEPTH:
         raise ConfigError(f"--depth is {given.depth}, it must be 0 to {MAX_DEPTH}")
     is_cpu = given.device == "cpu" or not has_gpu
-    model, is_shape = find_model(given.model)
-    least = BORDERS_OF_PROMPTS * (
-        read_model_spec(model).prompt_grid or 1
-    )  # so that some find a cached prefix
+    engine = common_config(given)
+    grid = read_model_spec(engine.model_path).prompt_grid or 1
+    least = BORDERS_OF_PROMPTS * grid  # so that some find a cached prefix
     num_requests = (120 if is_cpu else 1000) if given.requests is None else given.requests
     num_texts = min(given.texts or num_requests, max(num_requests, 1))
     return Settings(
-        model=model,
-        is_dummy=is_shape or given.load_format == "dummy",
+        engine=engine,
         num_requests=num_requests,
         num_texts=max(num_texts, 2),
         num_tokens=given.tokens or (16 if is_cpu else 64),
         num_soaked=given.soak,
         depth=given.depth,
         companies=given.batch or ((1, 4, 8) if is_cpu else (1, 32, 128)),
-        chunks=_chunks(given.prefill_chunk, 32 if is_cpu else 80, model),
+        chunks=_chunks(given.prefill_chunk, 32 if is_cpu else 80, grid),
         input_len=given.input_len or max(96 if is_cpu else 512, least),
         seed=given.seed,
         json=given.json,
-        device=given.device,
-        dtype=given.dtype,
-        threads=given.threads,
-        kv_cache_memory_bytes=given.kv_cache_memory,
         drafter=given.drafter,
-        fast_math=given.fast_math,
-        quantize=given.quantize,
-        expanded_weights=given.expanded_weights,
         tensor_parallel_size=given.tensor_parallel_size,
     )
 
 
-def _chunks(wanted: tuple[int, ...] | None, default: int, model: Path) -> tuple[int, ...]:
-    """Raises ConfigError for fewer tokens than the model's prompts are computed in at once."""
-    least = read_model_spec(model).prompt_grid or 1
+def _chunks(wanted: tuple[int, ...] | None, default: int, least: int) -> tuple[int, ...]:
+    """least: the tokens of a prompt that the model computes at once. Raises ConfigError for fewer."""
     if wanted is not None and min(wanted) < least:
         raise ConfigError(
             f"--prefill-chunk has {min(wanted)}, it must be {least} or more for this model, whose recurrent layers compute "

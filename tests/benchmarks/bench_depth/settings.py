@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+import msgspec
 
 from bench_depth.profiles import ALTERNATING, PROFILES, STATIONARY, rates_of
 from headway.engine.bench.measure import least_new_tokens, unread_tokens
@@ -14,11 +15,10 @@ from headway.engine.bench.settings import (
     add_engine_flags,
     add_model_flags,
     check_json,
-    find_model,
+    common_config,
     parse_number,
     parse_numbers,
 )
-from headway.engine.loading.headers import DtypeName
 from headway.engine.models.registry import read_model_spec
 from headway.engine.protocol.config import MAX_DEPTH, EngineConfig
 from headway.engine.protocol.errors import ConfigError
@@ -30,10 +30,9 @@ class Settings:
     """contexts: tokens of each prompt. seconds: of each measurement, and of each spell of a fixed depth;
     warm_up_seconds: of the policy in a profile before it is measured; switch_seconds: of each spell of the
     policy where profiles switch. num_runs: of each setting in a stationary profile, num_periods: where
-    profiles switch. output_len: tokens after which the rows start anew."""
+    profiles switch. output_len: tokens after which the rows start anew. engine: see `common_config`."""
 
-    model: Path
-    is_dummy: bool
+    engine: EngineConfig
     streams: tuple[int, ...]
     contexts: tuple[int, ...]
     profiles: tuple[str, ...]
@@ -45,35 +44,24 @@ class Settings:
     num_periods: int
     output_len: int
     json: Path | None
-    device: Literal["auto", "cpu", "cuda"]
-    dtype: DtypeName
-    threads: int | None
-    kv_cache_memory_bytes: int | None
-    fast_math: bool
 
     def engine_config(self) -> EngineConfig:
         """One engine for the whole grid; prompts that were computed once are found in its prefix cache.
         Raises ConfigError."""
-        model = read_model_spec(self.model)
+        model = read_model_spec(self.engine.model_path)
         wanted = max(self.contexts) + self.output_len + unread_tokens(self.max_depth)
-        config = EngineConfig(
-            model_path=str(self.model),
-            device=self.device,
-            dtype=self.dtype,
-            load_format="dummy" if self.is_dummy else "safetensors",
+        config = msgspec.structs.replace(
+            self.engine,
             depth=self.max_depth,
             chooses_depth=True,
             max_model_len=min(model.max_position_embeddings, wanted),
             max_running=max(self.streams),
             max_waiting=max(self.streams),
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-            threads=self.threads,
             synthetic_acceptance=rates_of(next(iter(STATIONARY)), self.max_depth),
-            fast_math=self.fast_math,
         )
         if drafter_name(config, has_head=model.draft_head is not None) == "none":
             raise ConfigError(
-                f"MODEL is {self.model}, which has no MTP head that could draft; name a model with one"
+                f"MODEL is {self.engine.model_path}, which has no MTP head that could draft; name a model with one"
             )
         return config
 
@@ -90,10 +78,8 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
             f"--output-len is {given.output_len}, too few to time a round of up to {given.max_depth} drafts; set {least} or more"
         )
     is_cpu = given.device == "cpu" or not has_gpu
-    model, is_shape = find_model(given.model)
     return Settings(
-        model=model,
-        is_dummy=is_shape or given.load_format == "dummy",
+        engine=common_config(given),
         streams=given.streams or ((1, 4) if is_cpu else (1, 2, 4, 8, 16, 32, 64, 128, 256)),
         contexts=given.contexts or ((128,) if is_cpu else (128, 2_048, 16_384)),
         profiles=given.profiles,
@@ -105,11 +91,6 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         num_periods=given.periods,
         output_len=given.output_len,
         json=given.json,
-        device=given.device,
-        dtype=given.dtype,
-        threads=given.threads,
-        kv_cache_memory_bytes=given.kv_cache_memory,
-        fast_math=given.fast_math,
     )
 
 
