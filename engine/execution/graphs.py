@@ -100,12 +100,12 @@ class GraphMemory:
 class GraphCache(Generic[Key, Result]):
     """Mutable: graphs are added by `capture`, and by `run` where one is missing. Used by one thread.
 
-    launch: launches what the key stands for, kernel by kernel.
+    launch: launches what the key stands for, kernel by kernel. memory: holds the graphs.
     """
 
     def __init__(self, launch: Callable[[Key], Result], memory: GraphMemory) -> None:
         self._launch = launch
-        self._memory = memory
+        self.memory = memory
         self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Result]] = {}
         self._bytes: dict[Key, int] = {}  # of what has run kernel by kernel
         self._is_too_large: set[Key] = set()
@@ -126,11 +126,11 @@ class GraphCache(Generic[Key, Result]):
         a rehearsal the step is neither run nor kept."""
         if wanted in self._graphs:
             return
-        if self._memory.is_rehearsing:
-            self._memory.rehearse(lambda: self._launch(wanted))
+        if self.memory.is_rehearsing:
+            self.memory.rehearse(lambda: self._launch(wanted))
             return
         self._launch(wanted)
-        self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
+        self._graphs[wanted] = self.memory.capture(lambda: self._launch(wanted))
 
     def capture_all(
         self, wanted: Sequence[Key], progress: Callable[[float], None], *, prepare: Callable[[Key], None]
@@ -142,7 +142,7 @@ class GraphCache(Generic[Key, Result]):
             prepare(key)
             self.capture(key)
             progress(done / len(wanted))
-        verb = "rehearsed" if self._memory.is_rehearsing else "captured"
+        verb = "rehearsed" if self.memory.is_rehearsing else "captured"
         logger.info("%s %d steps in %.1f s", verb, len(wanted), time.monotonic() - started)
 
     def run(self, wanted: Key) -> tuple[Result, bool]:
@@ -167,9 +167,9 @@ class GraphCache(Generic[Key, Result]):
         would take memory that others may need: a prefill that finds none ends the engine."""
         if wanted not in self._bytes or wanted in self._is_too_large:
             return False
-        if self._memory.has_room(self._bytes[wanted]):
+        if self.memory.has_room(self._bytes[wanted]):
             try:
-                self._graphs[wanted] = self._memory.capture(lambda: self._launch(wanted))
+                self._graphs[wanted] = self.memory.capture(lambda: self._launch(wanted))
                 return True
             except RuntimeError as error:
                 if not is_out_of_memory(error):
@@ -179,7 +179,7 @@ class GraphCache(Generic[Key, Result]):
             "kernel, which is slower. Set --kv-cache-memory, --prefill-chunk or --max-running to less",
             wanted,
             format_bytes(self._bytes[wanted]),
-            format_bytes(self._memory.reserve_bytes),
+            format_bytes(self.memory.reserve_bytes),
         )
         self._is_too_large.add(wanted)
         return False

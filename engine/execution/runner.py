@@ -99,7 +99,6 @@ class Runner:
             self.graphs = GraphCache(self.launcher.launch, memory)
             self.grid = StepGrid.of(len(rows.limits), most, policy.mixed)
         self.warm_up = WarmUp(self.launcher, self.prompt_ends, self.table, policy, max_depth=max_depth)
-        self.graph_memory = memory
         self._masked_step = MaskedStep(self.launcher, memory)
 
     @torch.inference_mode()
@@ -107,11 +106,10 @@ class Runner:
         """Makes the steps of these depths ready before the first request comes; all rows are padding. Does
         nothing on a CPU. Raises ConfigError where the memory does not suffice."""
         depths = tuple(depths)
-        if self.graphs is None or self.graph_memory is None or not depths:
+        if self.graphs is None or not depths:
             return
         self._tell(Capture(depths))
-        keys = self._captured_keys(depths)
-        self.warm_up.capture(keys, max(depths), self.graphs, self.graph_memory, progress)
+        self.warm_up.capture(self._captured_keys(depths), self.graphs, progress)
         self._ring.restart()
 
     @torch.inference_mode()
@@ -119,9 +117,7 @@ class Runner:
         """Returns the bytes of the GPU that steps of these depths and their graphs will take; compiles their
         kernels, and keeps what it has taken. Raises ConfigError where the memory does not suffice."""
         assert self.graphs is not None, "steps are not captured on a CPU"
-        assert self.graph_memory is not None, "steps are not captured on a CPU"
-        keys = self._captured_keys(depths)
-        return self.warm_up.measured_bytes(keys, max(depths), self.graphs, self.graph_memory, progress)
+        return self.warm_up.measured_bytes(self._captured_keys(depths), self.graphs, progress)
 
     def _captured_keys(self, depths: Collection[int]) -> list[StepKey]:
         assert self.grid is not None, "steps are not captured on a CPU"

@@ -12,7 +12,7 @@ import torch
 
 from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.graph_sizes import TakenMemory, extrapolated_bytes, sampled_keys
-from headway.engine.execution.graphs import GraphCache, GraphMemory
+from headway.engine.execution.graphs import GraphCache
 from headway.engine.execution.launcher import StepLauncher
 from headway.engine.execution.prompt_ends import PromptEnds
 from headway.engine.execution.step import StepOutcome, forward_half
@@ -37,6 +37,8 @@ WARM_UP_TOKENS = 1024
 # Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.
 SOME_ROWS = 16
 
+StepGraphs = GraphCache[StepKey, StepOutcome]
+
 logger = logging.getLogger(__name__)
 
 
@@ -59,42 +61,31 @@ class WarmUp:
         self._max_depth = max_depth
         self._group = launcher.context.model.group
 
-    def capture(
-        self,
-        keys: Sequence[StepKey],
-        max_depth: int,
-        graphs: GraphCache[StepKey, StepOutcome],
-        memory: GraphMemory,
-        progress: Callable[[float], None],
-    ) -> None:
-        """Captures these steps and reserves memory for what is launched kernel by kernel. max_depth: of the
-        keys. Raises ConfigError."""
+    def capture(self, keys: Sequence[StepKey], graphs: StepGraphs, progress: Callable[[float], None]) -> None:
+        """Captures these steps and reserves memory for what is launched kernel by kernel. Raises
+        ConfigError."""
+        max_depth = max(key.depth for key in keys)
         with self._refusing_shortage(max_depth):
             reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
             with self._first_rank_first():
-                self._compile(keys, max_depth, graphs, memory, progress)
+                self._compile(keys, graphs, progress)
             _, for_prompts = bytes_taken_by(self.run_prompts)
-            self._capture_all(keys, graphs, progress)
+            graphs.capture_all(keys, progress, prepare=self._pack)
             _, for_round = bytes_taken_by(lambda: self._try_largest_round(max_depth))
             if self._group.largest(for_prompts - available_bytes(self._table.device)) > 0:
                 self.run_prompts()  # graphs may have left it too little
-            memory.reserve(max(for_prompts, for_round))
+            graphs.memory.reserve(max(for_prompts, for_round))
 
     def measured_bytes(
-        self,
-        keys: Sequence[StepKey],
-        max_depth: int,
-        graphs: GraphCache[StepKey, StepOutcome],
-        memory: GraphMemory,
-        progress: Callable[[float], None],
+        self, keys: Sequence[StepKey], graphs: StepGraphs, progress: Callable[[float], None]
     ) -> int:
-        """Returns the bytes that the largest steps take, and the graphs of all these keys besides, of which
-        some are captured; compiles the kernels of all before. max_depth: of the keys. Raises ConfigError."""
-        device = self._table.device
+        """Compiles the kernels of these steps and captures some of them. Returns the bytes that the largest
+        steps take, and those of the graphs of all keys. Raises ConfigError."""
+        device, max_depth = self._table.device, max(key.depth for key in keys)
         with self._refusing_shortage(max_depth):
             reserve_workspace(device)
             with self._first_rank_first():
-                self._compile(keys, max_depth, graphs, memory, progress)
+                self._compile(keys, graphs, progress)
             _, of_steps = bytes_taken_by(lambda: self._try_largest_steps(max_depth))
             taken = TakenMemory.now(device)
             some = sampled_keys(keys)
@@ -202,19 +193,15 @@ class WarmUp:
         return [most] * whole + ([rest] if rest else [])
 
     def _compile(
-        self,
-        keys: Sequence[StepKey],
-        max_depth: int,
-        graphs: GraphCache[StepKey, StepOutcome],
-        memory: GraphMemory,
-        progress: Callable[[float], None],
+        self, keys: Sequence[StepKey], graphs: StepGraphs, progress: Callable[[float], None]
     ) -> None:
         """Compiles the kernels of all steps in worker processes, after a rehearsal that records what each
         launch needs, unless the smallest round finds all its kernels in Triton's cache.
 
         It only saves time: a kernel that it leaves out is compiled when it is launched.
         """
-        started, precompiler = time.monotonic(), None
+        started, precompiler, memory = time.monotonic(), None, graphs.memory
+        max_depth = max(key.depth for key in keys)
         smallest = StepKey(min(key.num_rows for key in keys if key.num_rows), max_depth)
         try:
             free = available_bytes(torch.device("cpu"))
@@ -222,7 +209,7 @@ class WarmUp:
             with memory.rehearsal(), compiling as precompiler:
                 graphs.capture(smallest)
                 if precompiler.has_missing:
-                    self._capture_all(keys, graphs, lambda done: progress(0.0))
+                    graphs.capture_all(keys, lambda done: progress(0.0), prepare=self._pack)
                     for step in self._prompt_steps():
                         memory.rehearse(step)
                         progress(0.0)
@@ -238,14 +225,6 @@ class WarmUp:
                 precompiler.num_workers,
                 time.monotonic() - started,
             )
-
-    def _capture_all(
-        self,
-        keys: Sequence[StepKey],
-        graphs: GraphCache[StepKey, StepOutcome],
-        progress: Callable[[float], None],
-    ) -> None:
-        graphs.capture_all(keys, progress, prepare=self._pack)
 
     def _pack(self, key: StepKey) -> None:
         """One chunk of row 0, which is padding and has no blocks, stands for the prompts of every key."""

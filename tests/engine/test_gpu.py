@@ -315,8 +315,8 @@ def test_graphs_captured_later_leave_prompts_their_memory(
     engine = LocalEngine(config_of(model_path=wide_model, load_format="dummy", **chunks, **sizes))
     runner = engine.engine.runner
     runner.capture(range(4), progress=lambda _: None)
-    memory = runner.graph_memory
-    assert memory is not None
+    assert runner.graphs is not None
+    memory = runner.graphs.memory
     torch.cuda.empty_cache()
     total = torch.cuda.memory_reserved() + memory.reserve_bytes + SPARE_BYTES
 

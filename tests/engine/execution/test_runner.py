@@ -86,15 +86,13 @@ def test_rounds_that_do_not_fit_are_refused_with_a_remedy(
     path = str(constructed_mimo(tmp_path / "model"))
     runner = LocalEngine(EngineConfig(model_path=path, max_running=7)).engine.runner
 
-    def capture_all(*_: Any) -> None:
+    def capture_all(*_: Any, **__: Any) -> None:
         raise error
 
     # As on a GPU.
-    monkeypatch.setattr(runner, "graphs", object())
-    monkeypatch.setattr(runner, "graph_memory", object())
+    monkeypatch.setattr(runner, "graphs", SimpleNamespace(capture_all=capture_all))
     monkeypatch.setattr(runner, "grid", StepGrid.of(7))
     monkeypatch.setattr(runner.warm_up, "_compile", lambda *_: None)
-    monkeypatch.setattr(runner.warm_up, "_capture_all", capture_all)
     with pytest.raises(ConfigError, match=r"rounds of 7 requests and 3 drafts .* set --max-running"):
         runner.capture([0, 3], progress=lambda _: None)
 
@@ -321,9 +319,9 @@ def test_a_rehearsal_sees_all_that_is_launched_kernel_by_kernel(
     monkeypatch.setattr(warm_up_module, "compile_linears", lambda *_: torch.ones(5).cumsum(0))
     monkeypatch.setattr(warm_up_module, "compile_experts", lambda *_: None)  # for a GPU's formats
     fake, warm_up = FakeRehearsal(monkeypatch), runner.warm_up
-    graphs = SimpleNamespace(capture=lambda key: None, capture_all=lambda *_, **__: None)
+    graphs: Any = SimpleNamespace(capture=lambda key: None, capture_all=lambda *_, **__: None, memory=fake)
     with torch.inference_mode():
-        warm_up._compile([StepKey(4, 3)], 3, graphs, fake, lambda _: None)  # type: ignore[arg-type]
+        warm_up._compile([StepKey(4, 3)], graphs, lambda _: None)
         inputs = Operations()
         with inputs:
             for lengths in warm_up._tried_lengths(warm_up.policy.most_tokens):
@@ -375,10 +373,10 @@ def test_each_graph_that_is_measured_replays_the_prompts_that_were_packed_for_it
         capture=lambda key: calls.append(("capture", key)), run=lambda key: calls.append(("run", key))
     )
     large, between, small = (StepKey(num_prompt_tokens=n) for n in (16, 4, 1))
-    found = warm_up.measured_bytes([large, between, small], 3, graphs, None, lambda _: None)  # type: ignore[arg-type]
+    found = warm_up.measured_bytes([large, between, small], graphs, lambda _: None)
     assert found == 1000 + 300 + 4 * 64 * 4 + 20 * 3 // 2
     steps = [(verb, key) for key in (large, small) for verb in ("pack", "capture", "run")]
-    assert calls == [("try", 3), *steps]
+    assert calls == [("try", 0), *steps]
 
 
 def test_what_steps_take_is_measured_with_few_blocks_and_given_back(

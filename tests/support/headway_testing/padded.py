@@ -39,7 +39,7 @@ class SplitSteps:
 
     def __init__(self, runner: Runner, grid: StepGrid) -> None:
         self._launcher = runner.launcher
-        self._memory = runner.graph_memory
+        self._memory = None if runner.graphs is None else runner.graphs.memory
         self._halves: dict[StepKey, tuple[Callable[[], None], Callable[[], None], StepOutcome]] = {}
         self.launched: list[StepKey] = []
         runner.grid = grid
