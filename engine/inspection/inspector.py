@@ -23,7 +23,7 @@ from headway.engine.layers.model_pair import MakeDraft, ModelPair
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import drawn_headers
 from headway.engine.loading.drafter import checked_maker
-from headway.engine.loading.files import Header, Reader, open_tensors
+from headway.engine.loading.files import Header, Reader, open_tensors, stored_bits
 from headway.engine.loading.headers import (
     Checkpoint,
     are_ties_undecided,
@@ -122,7 +122,6 @@ def _served_model(
     length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
     make_draft: MakeDraft | None = None
     found, outline = None, None
-    names = FAMILY_OF[spec.architecture].names(spec)
     quantize = Quantize(config.quantize, config.quantize_lm_head)
     quantized: Mapping[str, Header] = {}
     has_own_folder = config.drafter_path is not None
@@ -160,12 +159,7 @@ def _served_model(
                 quantized = quantized_packs(drawn, outline, quantize, Path(config.model_path), place)
     headers: dict[str, Header] = {}
     if found is not None:
-        names_of_paths = ((path, names.of(path)) for path in outline.tensors())
-        headers = {
-            path: found.tensors[name].get_slice(name)
-            for path, name in names_of_paths
-            if name in found.tensors
-        }
+        headers = headers_of(found, (p for p in outline.tensors() if found.names.of(p) in found.tensors))
     headers |= quantized
     if config.drafter_path is not None and make_draft is not None:
         if config.load_format != "dummy":
@@ -250,15 +244,9 @@ def _by_dtype(stored: Mapping[str, Reader]) -> list[StoredTensors]:
         counts[header.get_dtype()] += 1
         elements[header.get_dtype()] += prod(header.get_shape())
     return [
-        StoredTensors(dtype, count, elements[dtype], elements[dtype] * _bits(dtype) // 8)
+        StoredTensors(dtype, count, elements[dtype], elements[dtype] * stored_bits(dtype) // 8)
         for dtype, count in counts.most_common()
     ]
-
-
-def _bits(dtype: str) -> int:
-    """safetensors names dtypes by their bits, such as BF16, F8_E4M3 and F4; BOOL has 8."""
-    digits = re.search(r"\d+", dtype)
-    return 8 if digits is None else int(digits[0])
 
 
 def _architecture(content: Mapping[str, object]) -> str | None:

@@ -15,7 +15,8 @@ import torch
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.draft_lm import DraftLM
 from headway.engine.layers.eagle3_head import Eagle3Head
-from headway.engine.layers.model_pair import MakeDraft, ModelPair
+from headway.engine.layers.linear import finish_linears
+from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.loading.checkpoint import load_model, make_dummy_model
 from headway.engine.loading.eagle3 import draw_head, load_eagle3, open_eagle3
@@ -48,12 +49,16 @@ def load_drafter(
     EngineConfig. taps: see `read_drafter`."""
     target = models.target
     spec = read_drafter(folder, target.spec, taps)
-    if isinstance(spec, Eagle3Spec) and not is_dummy:
-        return load_eagle3(folder, spec, models, progress, cpu_weights)
-    if isinstance(spec, MtpSpec) and not is_dummy:
-        return load_trained_head(folder, spec, models, progress, cpu_weights)
     if not isinstance(spec, ModelSpec):
-        return draw_head(folder, models, maker_of(spec), progress, cpu_weights)
+        head: DraftModel
+        if is_dummy:
+            head, make_head = draw_head(folder, maker_of(spec), target, progress)
+        elif isinstance(spec, Eagle3Spec):
+            head, make_head = load_eagle3(folder, spec, target, progress)
+        else:
+            head, make_head = load_trained_head(folder, spec, target, progress)
+        finish_linears(head.linears(), cpu_weights)
+        return models.with_draft(head, make_head)
     make_model = make_dummy_model if is_dummy else load_model
     loaded = make_model(
         folder,

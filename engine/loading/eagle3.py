@@ -14,8 +14,7 @@ import torch
 
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.eagle3_head import Eagle3Head
-from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import DraftModel, MakeDraft, ModelPair
+from headway.engine.layers.model_pair import DraftModel, MakeDraft
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.checkpoint import ROWS_AT_ONCE, copy_tensors, drawn_headers
@@ -25,7 +24,6 @@ from headway.engine.loading.packs import expanded
 from headway.engine.loading.sharing import shared
 from headway.engine.models.eagle3 import Eagle3Spec
 from headway.engine.models.family import LAYER_NAMES, WeightNames
-from headway.engine.protocol.config import CpuWeights
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, format_bytes
 
@@ -39,41 +37,29 @@ Head = TypeVar("Head", bound=DraftModel)
 
 
 def load_eagle3(
-    folder: Path,
-    spec: Eagle3Spec,
-    models: ModelPair,
-    progress: Callable[[float], None],
-    cpu_weights: CpuWeights = "full",
-) -> ModelPair:
-    """Returns the target with the head in the folder, which the spec describes. Raises ModelError. progress:
-    called with the fraction that is loaded, after each tensor."""
-    target = models.target
+    folder: Path, spec: Eagle3Spec, target: CausalLM, progress: Callable[[float], None]
+) -> tuple[Eagle3Head, MakeDraft]:
+    """Returns the head in the folder, which the spec describes, and what makes another of its shape. Raises
+    ModelError. progress: called with the fraction that is loaded, after each tensor."""
     with ExitStack() as stack:
         found, spec, draft_ids = open_eagle3(folder, spec, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
         head = made_head(folder, make_head, target)
         fill_head(head.tensors(), headers_of(found, head.tensors()), target, progress)
         head.draft_ids.copy_(draft_ids)
-    finish_linears(head.linears(), cpu_weights)
-    return models.with_draft(head, make_head)
+    return head, make_head
 
 
 def draw_head(
-    folder: Path,
-    models: ModelPair,
-    make_head: MakeDraft,
-    progress: Callable[[float], None],
-    cpu_weights: CpuWeights = "full",
-) -> ModelPair:
-    """Returns the target with a head of the shape that the folder's config.json describes, with random
-    weights, norms that multiply by 1, and the target's first ids as its vocabulary. Raises ModelError."""
-    target = models.target
+    folder: Path, make_head: MakeDraft, target: CausalLM, progress: Callable[[float], None]
+) -> tuple[DraftModel, MakeDraft]:
+    """Returns a head of the shape that the folder's config.json describes, with random weights, norms that
+    multiply by 1, and the target's first ids as its vocabulary, and what made it. Raises ModelError."""
     head = made_head(folder, make_head, target)
     has_offset = target.spec.norm.unit_offset and isinstance(head, MtpHead)
     whole = make_head(target, Placement(torch.device("meta"), target.dtype)).tensors()
     fill_head(head.tensors(), drawn_headers(whole, target.device, unit_offset=has_offset), target, progress)
-    finish_linears(head.linears(), cpu_weights)
-    return models.with_draft(head, make_head)
+    return head, make_head
 
 
 def open_eagle3(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -69,6 +70,13 @@ class OneTensor(ABC):
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return self[:]
+
+
+def stored_bits(dtype: str) -> int:
+    """Returns the bits of a number. safetensors names dtypes by them, such as BF16, F8_E4M3 and F4; BOOL has
+    8."""
+    digits = re.search(r"\d+", dtype)
+    return 8 if digits is None else int(digits[0])
 
 
 def spans_within(spans: Sequence[Span], start: int, end: int) -> list[Span]:

@@ -11,7 +11,7 @@ import torch
 
 from headway.engine.layers.model_pair import ModelPair
 from headway.engine.loading.arranging import StackedExperts
-from headway.engine.loading.files import DTYPES, Header
+from headway.engine.loading.files import DTYPES, Header, OneTensor
 from headway.engine.loading.formats import (
     BLOCK,
     FORMATS,
@@ -23,6 +23,7 @@ from headway.engine.loading.formats import (
 )
 from headway.engine.loading.layouts import READERS, Coded, Codes, Part, joined
 from headway.engine.loading.packs import Pack
+from headway.engine.loading.placing import by_memory
 from headway.engine.models.quantization import Layout, Quantization, read_quantization
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.config import Quantize
@@ -53,16 +54,13 @@ def quantized_packs(
         codes = _QuantizedOnReading(path, header, own, named)
         return Pack(path.removesuffix(".weight"), codes, named, device)
 
-    packs: dict[str, Pack | StackedExperts] = {}
-    for path, shape in linear_weights(models).items():
-        if own.fits(shape) and is_quantized_path(path, with_lm_head=quantize.with_lm_head):
-            packs[path] = pack_of(path, headers[path])
-    for path, shape in stacked_weights(models).items():
-        if own.fits(shape[1:]):
-            stack = [_parts_of_expert(path, headers[path], index) for index in range(shape[0])]
-            packs[path] = StackedExperts(
-                path, [{part: pack_of(part, header) for part, header in parts.items()} for parts in stack]
-            )
+    linears, stacks = quantized_paths(models, own, with_lm_head=quantize.with_lm_head)
+    packs: dict[str, Pack | StackedExperts] = {path: pack_of(path, headers[path]) for path in linears}
+    for path, count in stacks.items():
+        stack = [_parts_of_expert(path, headers[path], index) for index in range(count)]
+        packs[path] = StackedExperts(
+            path, [{part: pack_of(part, header) for part, header in parts.items()} for parts in stack]
+        )
     if not packs:
         raise ModelError(
             f"no weight has inputs in whole groups of {GROUP}; take another --quantize than int4"
@@ -70,16 +68,24 @@ def quantized_packs(
     return packs
 
 
-def linear_weights(models: ModelPair) -> dict[str, torch.Size]:
-    """Returns the shape of each linear layer's weights by path, those of shared experts among them. models:
-    without memory."""
-    return {path: shape for path, shape in _weights(models).items() if len(shape) == 2}
-
-
-def stacked_weights(models: ModelPair) -> dict[str, torch.Size]:
-    """Returns the shape of each product's weights of all experts but the shared one, [experts, out, in], by
-    path. models: without memory."""
-    return {path: shape for path, shape in _weights(models).items() if len(shape) == 3}
+def quantized_paths(
+    models: ModelPair, own: Format, *, with_lm_head: bool
+) -> tuple[list[str], dict[str, int]]:
+    """Returns the paths of the weights that are quantised: of linear layers and shared experts, then of the
+    stacks of all other experts, each with the number of its experts. models: without memory."""
+    parts = by_memory(models.tensors())
+    weights = [id(linear.weight) for linear in models.linears()]
+    weights += [id(matrix.dense) for experts in models.experts() for matrix in experts.weights]
+    linears, stacks = [], {}
+    # A tied lm_head has no parameters of its own.
+    for path, tensor in (item for key in weights for item in parts.get(key, {}).items()):
+        if not own.fits(tensor.shape[-2:]):
+            continue
+        if tensor.dim() == 3:
+            stacks[path] = len(tensor)
+        elif is_quantized_path(path, with_lm_head=with_lm_head):
+            linears.append(path)
+    return linears, stacks
 
 
 def _check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
@@ -93,16 +99,6 @@ def _check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
         raise ModelError(
             f"the lm_head of {folder} is its embedding, which stays as it is; leave out --quantize-lm-head"
         )
-
-
-def _weights(models: ModelPair) -> dict[str, torch.Size]:
-    bases = {id(linear.weight) for linear in models.linears()}
-    bases |= {id(matrix.dense) for experts in models.experts() for matrix in experts.weights}
-    return {
-        path: tensor.shape
-        for path, tensor in models.tensors().items()
-        if id(tensor if tensor._base is None else tensor._base) in bases and not path.endswith(".bias")
-    }
 
 
 def _parts_of_expert(path: str, stack: Header, index: int) -> dict[str, Header]:
@@ -157,24 +153,16 @@ class _QuantizedOnReading:
         parts = self._own.parts(rows.float() if rows.dtype == torch.float64 else rows)
         layer = self._path.removesuffix(".weight")
         layout: Layout = "scaled" if "weight" in parts else "packed"
-        readers = {kind: Part(f"{layer}.{kind}", _InMemory(part)) for kind, part in parts.items()}
+        readers = {kind: Part(f"{layer}.{kind}", _InMemory(kind, part)) for kind, part in parts.items()}
         return READERS[layout](layer, readers, self._scheme)
 
 
-class _InMemory:
-    """The Reader of a tensor that is in memory, and its Header."""
+class _InMemory(OneTensor):
+    """A tensor that is in memory."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        super().__init__(name)
         self._tensor = tensor
-
-    def keys(self) -> list[str]:
-        return []
-
-    def get_slice(self, name: str) -> _InMemory:
-        return self
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self._tensor
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from headway.engine.layers.causal_lm import CausalLM
-from headway.engine.layers.linear import finish_linears
-from headway.engine.layers.model_pair import ModelPair
+from headway.engine.layers.model_pair import MakeDraft
 from headway.engine.layers.mtp_head import MtpHead
 from headway.engine.layers.placement import Placement
 from headway.engine.loading.eagle3 import OFFSETS, fill_head, made_head, read_draft_ids
@@ -23,7 +22,6 @@ from headway.engine.loading.headers import Checkpoint, check_stored, headers_of
 from headway.engine.models.family import WeightNames
 from headway.engine.models.registry import FAMILY_OF
 from headway.engine.models.spec import ModelSpec, MtpSpec
-from headway.engine.protocol.config import CpuWeights
 
 LM_HEAD = "lm_head.weight"
 _LENT = f"mtp.{LM_HEAD}"  # by its path, where the target lends it
@@ -51,15 +49,11 @@ def head_names(target: ModelSpec) -> WeightNames:
 
 
 def load_trained_head(
-    folder: Path,
-    spec: MtpSpec,
-    models: ModelPair,
-    progress: Callable[[float], None],
-    cpu_weights: CpuWeights = "full",
-) -> ModelPair:
-    """Returns the target with the head in the folder, which the spec describes. Raises ModelError. progress:
-    called with the fraction that is loaded, after each tensor."""
-    target, make_head = models.target, partial(MtpHead, own=spec)
+    folder: Path, spec: MtpSpec, target: CausalLM, progress: Callable[[float], None]
+) -> tuple[MtpHead, MakeDraft]:
+    """Returns the head in the folder, which the spec describes, and what makes another of its shape. Raises
+    ModelError. progress: called with the fraction that is loaded, after each tensor."""
+    make_head = partial(MtpHead, own=spec)
     with ExitStack() as stack:
         found, draft_ids = open_trained_head(folder, spec, stack, target)
         head = made_head(folder, make_head, target)
@@ -70,8 +64,7 @@ def load_trained_head(
     head.draft_ids.copy_(draft_ids)
     if lent is not None:
         lent.copy_(target.embedding[head.draft_ids[target.group.rank * len(lent) :][: len(lent)]])
-    finish_linears(head.linears(), cpu_weights)
-    return models.with_draft(head, make_head)
+    return head, make_head
 
 
 def open_trained_head(

@@ -4,7 +4,6 @@ is in memory."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -18,18 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from headway.engine.loading.arranging import names_of_experts
-from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader
+from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader, stored_bits
 from headway.engine.loading.formats import (
     FORMATS,
     GROUP,
     LM_HEAD,
     ROWS_AT_ONCE,
     Parts,
-    is_quantized_path,
     scheme_of,
 )
 from headway.engine.loading.headers import EMBEDDING, Checkpoint, checked_outline, open_checkpoint
-from headway.engine.loading.quantizing import linear_weights, stacked_weights
+from headway.engine.loading.quantizing import quantized_paths
 from headway.engine.models.model_files import read_json_object
 from headway.engine.models.registry import read_model_spec
 from headway.engine.options import draft_maker
@@ -85,18 +83,10 @@ def quantize_folder(
             source, stack, device=torch.device("cpu"), dtype="auto",
             make_draft=draft_maker(EngineConfig(model_path=str(source)), spec),
         )  # fmt: skip
-        models = checked_outline(found)
-        wanted = {
-            found.names.of(path)
-            for path, shape in linear_weights(models).items()
-            if own.fits(shape) and is_quantized_path(path, with_lm_head=with_lm_head)
-        }
-        experts = {
-            name: names_of_experts(name, found.names)
-            for path, shape in stacked_weights(models).items()
-            if own.fits(shape[1:]) and (name := found.names.of(path))
-        }
-        wanted |= {part for parts in experts.values() for own_parts in parts for part in own_parts}
+        linears, stacks = quantized_paths(checked_outline(found), own, with_lm_head=with_lm_head)
+        experts = {name: names_of_experts(name, found.names) for name in map(found.names.of, stacks)}
+        wanted = {part for parts in experts.values() for own_parts in parts for part in own_parts}
+        wanted.update(map(found.names.of, linears))
         if not wanted:
             raise ModelError(
                 f"no weight of {source} has inputs in whole groups of {GROUP}; take another --format"
@@ -189,5 +179,4 @@ def _write_tensors(
 
 
 def _bytes_of(header: Header) -> int:
-    bits = re.search(r"\d+", header.get_dtype())
-    return prod(header.get_shape()) * (8 if bits is None else int(bits[0])) // 8
+    return prod(header.get_shape()) * stored_bits(header.get_dtype()) // 8
