@@ -58,24 +58,17 @@ class Experts:
         own_inner = place.share(inner, "outputs of each expert's gate")
         own_hidden = place.share(hidden_size, "outputs of each expert")
         gate_up = place.empty_weight(count, 2 * own_inner, hidden_size)
-        self._gate_up: ExpertMatrix | IntegerCpuExperts = ExpertMatrix(gate_up)
         down = place.empty_weight(count, own_hidden, inner)
-        self._down: ExpertMatrix | IntegerCpuExperts = ExpertMatrix(down)
-
-    @property
-    def weights(self) -> ExpertWeights:
-        """The weights of all experts in their formats."""
-        return ExpertWeights(self._gate_up, self._down)
+        self.weights = ExpertWeights(ExpertMatrix(gate_up), ExpertMatrix(down))
 
     def store(self, weights: ExpertWeights) -> None:
-        """From now on the layer multiplies by these weights; those before are given up."""
-        self._gate_up, self._down = weights
+        """Replaces the weights by which the layer multiplies."""
+        self.weights = weights
 
     def finish(self, cpu_weights: CpuWeights) -> None:
         """Brings dense weights into their format on a CPU, as `Linear.finish` does."""
         if cpu_weights != "full":
-            self._gate_up = _few_bits(self._gate_up, cpu_weights)
-            self._down = _few_bits(self._down, cpu_weights)
+            self.store(ExpertWeights(*(_few_bits(matrix, cpu_weights) for matrix in self.weights)))
 
     def saved_bytes(self, cpu_weights: CpuWeights) -> int:
         """Returns the bytes that `finish` gives back."""
@@ -105,7 +98,7 @@ class Experts:
     def tensors(self) -> dict[str, torch.Tensor]:
         """See DecoderLayer. Of weights that are codes there are none."""
         count, own = self._spec.num_experts, self._router.tensors()
-        gate_up, down = self._gate_up.dense, self._down.dense
+        gate_up, down = (matrix.dense for matrix in self.weights)
         if gate_up is not None:
             own["feed_forward.experts.gate_up"] = gate_up[:count]
             if self._spec.has_shared_expert:
@@ -123,11 +116,9 @@ class Experts:
 
     def work(self) -> Work:
         """See FeedForward."""
-        spec, (count, hidden, inner) = self._spec, self._down.shape
-        num_weights, num_met = (
-            prod(self._gate_up.shape[1:]) + hidden * inner,
-            spec.top_k + spec.has_shared_expert,
-        )
+        spec, (gate_up, down) = self._spec, self.weights
+        count, hidden, inner = down.shape
+        num_weights, num_met = prod(gate_up.shape[1:]) + hidden * inner, spec.top_k + spec.has_shared_expert
         nbytes = self.nbytes // count
         # Of each expert that a token meets: the product of gates and up, and the result.
         activations = self._router.shape[0] + num_met * (inner + hidden)

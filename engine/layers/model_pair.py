@@ -100,19 +100,15 @@ class ModelPair:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters of both."""
-        return self.target.tensors() | ({} if self.draft is None else self.draft.tensors())
+        return {path: tensor for model in self._models() for path, tensor in model.tensors().items()}
 
     def linears(self) -> Iterable[Linear]:
-        """Yields every linear layer of both once."""
-        yield from self.target.linears()
-        if self.draft is not None:
-            yield from self.draft.linears()
+        """Returns every linear layer of both once."""
+        return (linear for model in self._models() for linear in model.linears())
 
     def experts(self) -> Iterable[Experts]:
-        """Yields every mixture of experts of both once."""
-        yield from self.target.experts()
-        if self.draft is not None:
-            yield from self.draft.experts()
+        """Returns every mixture of experts of both once."""
+        return (experts for model in self._models() for experts in model.experts())
 
     def saved_by_integers(self, cpu_weights: CpuWeights) -> int:
         """Returns the bytes that all weights take less than dense ones on a CPU when those of each layer are
@@ -124,5 +120,8 @@ class ModelPair:
     @property
     def active_weights(self) -> int:
         """Returns the number of weights of both that multiply a token, those of lm_head among them."""
-        of_drafts = 0 if self.draft is None else self.draft.work().active_weights
-        return self.target.work().active_weights + self.target.lm_head.num_weights + of_drafts
+        weights = sum(model.work().active_weights for model in self._models())
+        return weights + self.target.lm_head.num_weights
+
+    def _models(self) -> tuple[CausalLM | DraftModel, ...]:
+        return (self.target,) if self.draft is None else (self.target, self.draft)

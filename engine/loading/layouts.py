@@ -7,6 +7,7 @@ AutoAWQ.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -172,7 +173,33 @@ class Scaled:
         return grid.reshape(-1, ceil(self.shape[1] / columns))[torch.arange(first, last) // rows]
 
 
-class Packed:
+class Integers(ABC):
+    """Integers of 4 or 8 bits in words, with scales of groups of inputs."""
+
+    shape: tuple[int, int]
+    scale_dtype: str
+    _bits: int
+    _groups: Groups
+
+    @property
+    def code_bits(self) -> int | None:
+        return 4 if self._bits == 4 else None
+
+    def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
+        return self._groups.expanded(*self._parts(first, last, device))
+
+    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
+        if self._bits != 4 or not self._groups.follow_each_other:
+            return None
+        codes, zeros, scales = self._parts(first, last, device)
+        return Coded(self._bits, codes, scales.to(codes.device), zeros.to(codes.device))
+
+    @abstractmethod
+    def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
+        """Returns codes, zero points and scales of some outputs."""
+
+
+class Packed(Integers):
     """Integers of 4 or 8 bits in words along the inputs, as compressed-tensors has them, with scales of an
     output or of groups of its inputs."""
 
@@ -185,7 +212,6 @@ class Packed:
         self._words, self._bits = words, _width(words, {
             bits: (outputs, ceil(inputs * bits / WORD_BITS)) for bits in WIDTHS
         })  # fmt: skip
-        self.code_bits: int | None = 4 if self._bits == 4 else None
         self._scale = parts["weight_scale"].checked(FLOATS)
         self.scale_dtype = self._scale.dtype
         self._groups = Groups(
@@ -194,12 +220,6 @@ class Packed:
         self._zeros = parts.get("weight_zero_point")
         if self._zeros is not None:
             self._zeros.checked({"I32"}, (ceil(outputs * self._bits / WORD_BITS), self._groups.count))
-
-    def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
-        return self._groups.expanded(*self._parts(first, last, device))
-
-    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
-        return self._groups.coded(self._bits, lambda: self._parts(first, last, device))
 
     def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         rows = slice(first, last)
@@ -212,7 +232,7 @@ class Packed:
         return codes, zeros, self._scale.scales(rows)
 
 
-class Gptq:
+class Gptq(Integers):
     """Integers of 4 or 8 bits in words along the inputs, inputs first, as GPTQ has them. `g_idx` gives the
     group of each input."""
 
@@ -225,16 +245,9 @@ class Gptq:
         self._bits = _width(
             self._zeros, {bits: (num_groups, ceil(outputs * bits / WORD_BITS)) for bits in WIDTHS}
         )
-        self.code_bits: int | None = 4 if self._bits == 4 else None
         self.shape, self.scale_dtype = (outputs, words[0] * WORD_BITS // self._bits), self._scale.dtype
         self._groups = Groups(self._scale, grid[::-1], parts.get("g_idx"), self.shape, quantization)
         self._adds_one = quantization.adds_one
-
-    def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
-        return self._groups.expanded(*self._parts(first, last, device))
-
-    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
-        return self._groups.coded(self._bits, lambda: self._parts(first, last, device))
 
     def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
         columns = slice(first, last)
@@ -245,32 +258,25 @@ class Gptq:
         return codes, zeros, self._scale.scales(columns=columns).T
 
 
-class Awq:
+class Awq(Integers):
     """Integers of 4 bits in words along the outputs, inputs first, as AWQ's GEMM kernels want them."""
 
-    BITS = 4
-    code_bits: int | None = BITS
+    _bits = 4
 
     def __init__(self, layer: str, parts: Mapping[str, Part], quantization: Quantization) -> None:
         self._words, self._scale = parts["qweight"].checked({"I32"}), parts["scales"].checked(FLOATS)
         words, grid = self._words.shape, self._scale.shape
-        per_word = WORD_BITS // self.BITS
+        per_word = WORD_BITS // self._bits
         if len(words) != 2 or len(grid) != 2 or grid[1] != words[1] * per_word or 0 in (*words, *grid):
             raise self._scale.fault(f"is {list(grid)}, beside a qweight of {list(words)}")
         self.shape, self.scale_dtype = (grid[1], words[0]), self._scale.dtype
         self._zeros = parts["qzeros"].checked({"I32"}, (grid[0], words[1]))
         self._groups = Groups(self._scale, grid[::-1], None, self.shape, quantization)
 
-    def values(self, first: int, last: int, device: torch.device) -> torch.Tensor:
-        return self._groups.expanded(*self._parts(first, last, device))
-
-    def coded(self, first: int, last: int, device: torch.device) -> Coded | None:
-        return self._groups.coded(self.BITS, lambda: self._parts(first, last, device))
-
     def _parts(self, first: int, last: int, device: torch.device) -> Grouped:
-        words, skipped = _word_range(first, last, self.BITS)
+        words, skipped = _word_range(first, last, self._bits)
         codes, zeros = (
-            unpacked(part.read(columns=words).to(device), self.BITS, AWQ_ORDER)[
+            unpacked(part.read(columns=words).to(device), self._bits, AWQ_ORDER)[
                 :, skipped : skipped + last - first
             ].T
             for part in (self._words, self._zeros)
@@ -320,12 +326,9 @@ class Groups:
         _apply(torch.Tensor.sub_, values, zeros, self._size)
         return _apply(torch.Tensor.mul_, values, scales, self._size)
 
-    def coded(self, bits: int, read: Callable[[], Grouped]) -> Coded | None:
-        """read: returns codes, zero points and scales of outputs."""
-        if bits != 4 or self._order() is not None:
-            return None
-        codes, zeros, scales = read()
-        return Coded(bits, codes, scales.to(codes.device), zeros.to(codes.device))
+    @property
+    def follow_each_other(self) -> bool:
+        return self._order() is None
 
     def _order(self) -> torch.Tensor | None:  # [inputs] int64
         """Returns the group of each input; None where groups follow each other."""

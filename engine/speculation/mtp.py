@@ -36,12 +36,8 @@ from headway.kernels import (
     store_pending_states,
 )
 
-BLOCK_HIDDEN, BLOCK_CARRIES, PENDING_HIDDEN, CARRIES = (
-    "block_hidden",
-    "block_carries",
-    "pending_hidden",
-    "carries",
-)
+BLOCK_HIDDEN, BLOCK_CARRIES = "block_hidden", "block_carries"
+PENDING_HIDDEN, CARRIES = "pending_hidden", "carries"
 
 
 class DraftHead(DraftModel, Protocol):

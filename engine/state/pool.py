@@ -85,10 +85,6 @@ class StatePool:
         """Returns the bytes that one block takes in all layers."""
         return block_bytes(self._specs, self.block_size)
 
-    def paged_bytes(self) -> int:
-        """Returns the bytes of all tokens' entries, which is the size of the KV cache."""
-        return sum(memory.nbytes for spec, memory in self._memory.items() if isinstance(spec, PagedSpec))
-
     def by_block(self) -> list[torch.Tensor]:
         """Returns all tensors of paged and per-block state, [num_blocks, ...] each."""
         return [

@@ -23,10 +23,6 @@ class RowSizes(NamedTuple):
     pending: int
 
 
-def _scalar(sizes: RowSizes) -> tuple[int, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """One tensor, with a value or a vector or matrix of values for each row.
@@ -35,7 +31,7 @@ class Column:
     None: kernels write it. released: the value of a row that becomes padding; None: it keeps what it has.
     """
 
-    shape: Callable[[RowSizes], tuple[int, ...]] = _scalar
+    shape: Callable[[RowSizes], tuple[int, ...]] = lambda _: ()
     dtype: torch.dtype = torch.int64
     fill: float = 0
     source: Callable[[RowSetup], float] | None = None
