@@ -29,6 +29,7 @@ from headway.engine.protocol.messages import (
     StatsSnapshot,
     Submit,
     ToEngine,
+    TokenEvent,
 )
 from headway.engine.scheduling.audit import Auditor
 from headway.engine.scheduling.launch_timer import LaunchTimer
@@ -131,7 +132,7 @@ class EngineLoop:
             self._step += 1
         while self._in_flight and self._should_read(has_launched=plan is not None):
             self._publish(*self._in_flight.popleft())
-        self._report_faults()
+        self._send_events(self._scheduler.drain_faults())
         self._report()
         return True
 
@@ -235,21 +236,16 @@ class EngineLoop:
         result = handle.result()
         self._launch_timer.learn_step(plan, result)
         self._launch_timer.expect(None if was_done else following, end)
-        self._take_in(plan, result)
-
-    def _take_in(self, plan: Plan, result: StepResult) -> None:
-        events = self._auditor.read(self._scheduler.update(plan, result))
         self._has_news = True
+        self._send_events(self._scheduler.update(plan, result))
+
+    def _send_events(self, found: list[TokenEvent]) -> None:
+        """Sends the events of requests; those of audits stay with the auditor."""
+        events = self._auditor.read(found)
         if any(event.finish_reason for event in events):
             self._send_stats()  # first, so that a client that sees the end of a request sees it counted
         if events:
             self._post.send(RoundOutput(events))
-
-    def _report_faults(self) -> None:
-        faults = self._auditor.read(self._scheduler.drain_faults())
-        if faults:
-            self._send_stats()
-            self._post.send(RoundOutput(faults))
 
     def _report(self) -> None:
         now = self._clock()

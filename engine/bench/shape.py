@@ -64,7 +64,8 @@ def write_folder(name: str, folder: Path) -> None:
 def made_up_tokenizer(vocab_size: int) -> dict[str, object]:
     """The content of tokenizer.json: 256 bytes, then words of a space and letters, last what ends a text,
     which no text is read as. Text is read byte by byte."""
-    tokens = [*islice(chain(_bytes(), _words()), vocab_size - 1), END]
+    words = (SPACE + word for word in made_up_words())
+    tokens = [*islice(chain(_bytes(), words), vocab_size - 1), END]
     model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
     return {
         "version": "1.0",
@@ -81,12 +82,8 @@ def _bytes() -> Iterator[str]:
     return (chr(number) for number in [*printable, *range(256, 256 + 256 - len(printable))])
 
 
-def _words() -> Iterator[str]:
-    return (
-        SPACE + "".join(letters)
-        for length in range(2, 6)
-        for letters in product(ascii_lowercase, repeat=length)
-    )
+def made_up_words() -> Iterator[str]:
+    return ("".join(letters) for n in range(2, 6) for letters in product(ascii_lowercase, repeat=n))
 
 
 if __name__ == "__main__":

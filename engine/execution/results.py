@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -40,15 +40,14 @@ class StepHandle:
     waited for."""
 
     def __init__(self, results: DeviceResults) -> None:
-        self._faults = results.faults
-        self._depth = results.depth
-        self._is_replayed = results.is_replayed
-        self._first_tokens = _to_host(results.first_tokens)
-        self._round = results.round
-        self._prefill_stamps = _to_host(results.prefill_stamps)
-        self._first_logprobs = _scores_to_host(results.first_logprobs)
-        self._emitted_logprobs = _scores_to_host(results.emitted_logprobs)
-        self._prompt_logprobs = [_scores_to_host(scored) for scored in results.prompt_logprobs or ()]
+        self._on_host = replace(
+            results,
+            first_tokens=_to_host(results.first_tokens),
+            prefill_stamps=_to_host(results.prefill_stamps),
+            first_logprobs=_scores_to_host(results.first_logprobs),
+            emitted_logprobs=_scores_to_host(results.emitted_logprobs),
+            prompt_logprobs=[_scores_to_host(scored) for scored in results.prompt_logprobs or ()],
+        )
         self._event: torch.Event | None = None
         if results.device.type == "cuda":
             self._event = torch.Event(device=results.device)
@@ -66,27 +65,29 @@ class StepHandle:
     def result(self) -> StepResult:
         """Waits, then returns what the device answered."""
         self.wait()
-        packed = [] if self._round is None else self._round.read()
-        lines = lines_of(packed, self._depth)
-        first_tokens = () if self._first_tokens is None else tuple(self._first_tokens.tolist())
+        results = self._on_host
+        packed = [] if results.round is None else results.round.read()
+        lines = lines_of(packed, results.depth)
+        first_tokens = () if results.first_tokens is None else tuple(results.first_tokens.tolist())
         return StepResult(
             first_token_ids=first_tokens,
             emitted=tuple(tuple(line[1 : 1 + line[0]]) for line in lines),
-            first_logprobs=_unpacked(self._first_logprobs, [1] * len(first_tokens)),
-            emitted_logprobs=_unpacked(self._emitted_logprobs, [line[0] for line in lines]),
+            first_logprobs=_unpacked(results.first_logprobs, [1] * len(first_tokens)),
+            emitted_logprobs=_unpacked(results.emitted_logprobs, [line[0] for line in lines]),
             prompt_logprobs=tuple(
                 None if scored is None else unpack(scored[1].tolist(), scored[0])
-                for scored in self._prompt_logprobs
+                for scored in results.prompt_logprobs or ()
             ),
-            faults=self._faults,
-            seconds=self._seconds(packed),
-            num_graph_replays=int(self._is_replayed),
+            faults=results.faults,
+            seconds=_seconds(packed, results.prefill_stamps),
+            num_graph_replays=int(results.is_replayed),
         )
 
-    def _seconds(self, packed: list[int]) -> StageSeconds:
-        draft, target, mask, bookkeeping = _differences(packed[:NUM_STAMPS] or [0] * NUM_STAMPS)
-        (prefill,) = _differences([0, 0] if self._prefill_stamps is None else self._prefill_stamps.tolist())
-        return StageSeconds(draft=draft, target=target, mask=mask, bookkeeping=bookkeeping, prefill=prefill)
+
+def _seconds(packed: list[int], prefill_stamps: torch.Tensor | None) -> StageSeconds:
+    draft, target, mask, bookkeeping = _differences(packed[:NUM_STAMPS] or [0] * NUM_STAMPS)
+    (prefill,) = _differences([0, 0] if prefill_stamps is None else prefill_stamps.tolist())
+    return StageSeconds(draft=draft, target=target, mask=mask, bookkeeping=bookkeeping, prefill=prefill)
 
 
 def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ from itertools import count
 from headway.engine.grammar.guide import Guide
 from headway.engine.protocol.logprobs import TokenLogprobs, join
 from headway.engine.protocol.messages import TokenEvent
-from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
+from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.protocol.stats import AuditOutcome
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
@@ -53,21 +53,16 @@ class _Watched:
 class _Audit:
     """A request that is computed again. Mutable: written by the auditor.
 
-    label: the request's name in logs. expected: the tokens that it got; got: those that were computed again
-    so far, which are the same. logprobs, prompt_logprobs: what it got of these, None where it asked for none.
-    guide: of the audit itself. num_cached, num_preemptions: of the request.
+    label: the request's name in logs. original: the request, which has ended. logprobs, prompt_logprobs: what
+    it got of these, None where it asked for none. guide: of the audit itself. got: the tokens that were
+    computed again so far, which are those of the request.
     """
 
     label: str
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
-    stop_token_ids: frozenset[int]
-    expected: list[int]
+    original: Request
     logprobs: TokenLogprobs | None
     prompt_logprobs: TokenLogprobs | None
     guide: Guide | None
-    num_cached: int
-    num_preemptions: int
     got: list[int] = field(default_factory=list)
 
     @classmethod
@@ -76,26 +71,17 @@ class _Audit:
         request = watched.request
         return cls(
             watched.label,
-            request.prompt_token_ids,
-            request.sampling,
-            request.stop_token_ids,
-            request.output_token_ids,
+            request,
             join(watched.logprobs) if watched.logprobs else None,
             watched.prompt_logprobs,
             None if request.guide is None else request.guide.at_beginning(),
-            request.num_prompt_cached,
-            request.num_preemptions,
         )
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.expected)
 
     def difference(self, event: TokenEvent) -> str | None:
         """Returns what differs of the tokens that are computed again next."""
         start = len(self.got)
         for place, token_id in enumerate(event.token_ids, start):
-            if self.expected[place : place + 1] != [token_id]:
+            if self.original.output_token_ids[place : place + 1] != [token_id]:
                 return f"token {place + 1} is another one"
             own = None if event.logprobs is None else event.logprobs.part(place - start, place - start + 1)
             if self.logprobs is not None and own != self.logprobs.part(place, place + 1):
@@ -108,10 +94,10 @@ class _Audit:
         """Returns a request for the tokens that are missing, which goes on where the last one stopped."""
         return Request(
             request_id=request_id,
-            prompt_token_ids=self.prompt_token_ids,
-            sampling=self.sampling,
-            max_tokens=len(self.expected),
-            stop_token_ids=self.stop_token_ids,
+            prompt_token_ids=self.original.prompt_token_ids,
+            sampling=self.original.sampling,
+            max_tokens=len(self.original.output_token_ids),
+            stop_token_ids=self.original.stop_token_ids,
             max_draft_tokens=0,
             guide=self.guide,
             is_audit=True,
@@ -200,7 +186,7 @@ class Auditor:
     def _has_room(self, audit: _Audit) -> bool:
         if not self._running:
             return True
-        num_tokens = audit.num_tokens + sum(other.num_tokens for other in self._running.values())
+        num_tokens = sum(one.original.num_tokens for one in (audit, *self._running.values()))
         is_small = num_tokens <= BLOCK_SHARE * self._scheduler.num_kv_tokens
         return is_small and len(self._running) < min(MAX_RUNNING, self._scheduler.num_rows)
 
@@ -224,10 +210,10 @@ class Auditor:
             "--no-prefix-caching may avoid it (%d prompt tokens, %d of them cached, preempted %d times)",
             audit.label,
             what,
-            len(audit.expected),
-            len(audit.prompt_token_ids),
-            audit.num_cached,
-            audit.num_preemptions,
+            len(audit.original.output_token_ids),
+            len(audit.original.prompt_token_ids),
+            audit.original.num_prompt_cached,
+            audit.original.num_preemptions,
         )
 
     def _count(self, outcome: AuditOutcome) -> None:

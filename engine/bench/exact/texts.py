@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, product
-from string import ascii_lowercase
+from itertools import chain, islice
 
+from headway.engine.bench.shape import made_up_words
 from headway.engine.grammar.compile import regex_source
 from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.sampling_params import SamplingParams
@@ -163,11 +163,6 @@ class Companions:
 def made_up_table(vocab_size: int) -> TokenTable:
     """Returns a vocabulary of bytes and words for grammars that mask tokens, whatever the model's tokenizer
     is. The last token ends a text."""
-    tokens = list(islice(chain((bytes((byte,)) for byte in range(NUM_BYTES)), _words()), vocab_size - 1))
+    single, words = (bytes((byte,)) for byte in range(NUM_BYTES)), map(str.encode, made_up_words())
+    tokens = islice(chain(single, words), vocab_size - 1)
     return TokenTable([*tokens, b""], [vocab_size - 1], [vocab_size - 1])
-
-
-def _words() -> Iterator[bytes]:
-    for length in range(2, 6):
-        for letters in product(ascii_lowercase, repeat=length):
-            yield "".join(letters).encode()
