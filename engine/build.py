@@ -30,14 +30,7 @@ from headway.engine.protocol.config import EngineConfig, Quantize
 from headway.engine.protocol.drafters import DRAFTER_TRAITS
 from headway.engine.protocol.logs import log_seconds
 from headway.engine.protocol.messages import EngineInfo
-from headway.engine.resolve import (
-    Resolved,
-    announced,
-    engine_info,
-    resolve,
-    take_rows,
-    warn_of_cut_context,
-)
+from headway.engine.resolve import Resolved, announced, engine_info, resolve, take_rows, warn_of_cut_context
 from headway.engine.scheduling.depth.costs import CostTable
 from headway.engine.scheduling.depth.policy import DepthPolicy
 from headway.engine.scheduling.scheduler import Scheduler

@@ -14,11 +14,7 @@ from headway.engine.protocol.config import (
     MIN_PREFILL_CHUNK,
     EngineConfig,
 )
-from headway.engine.scheduling.prefill_policy import (
-    DEFAULT_CHUNK,
-    MAX_MIXED_TOKENS,
-    PrefillPolicy,
-)
+from headway.engine.scheduling.prefill_policy import DEFAULT_CHUNK, MAX_MIXED_TOKENS, PrefillPolicy
 from headway.engine.state.specs import row_bytes
 
 WEIGHTS_A_THREAD = 10_000_000

@@ -81,10 +81,7 @@ class Costs:
 
 
 def costs_of(
-    models: ModelPair,
-    *,
-    draft_lm_head: DraftLmHead = "full",
-    draft_layers: DraftLayers = "full",
+    models: ModelPair, *, draft_lm_head: DraftLmHead = "full", draft_layers: DraftLayers = "full"
 ) -> Costs:
     """models: may have no memory."""
     model, head = models.target, models.draft

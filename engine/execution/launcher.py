@@ -31,12 +31,7 @@ class StepLauncher:
     replayed."""
 
     def __init__(
-        self,
-        context: StepContext,
-        table: DeviceRows,
-        masks: MaskTable,
-        *,
-        max_prompt_tokens: int,
+        self, context: StepContext, table: DeviceRows, masks: MaskTable, *, max_prompt_tokens: int
     ) -> None:
         """max_prompt_tokens: the most of a key."""
         self.context = context

@@ -31,11 +31,7 @@ def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
 
 
 def prefill_inputs(
-    chunks: Sequence[PrefillChunk],
-    rows: RowTensors,
-    block_size: int,
-    *,
-    gqa_group_sizes: Collection[int],
+    chunks: Sequence[PrefillChunk], rows: RowTensors, block_size: int, *, gqa_group_sizes: Collection[int]
 ) -> PromptTokens:
     """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch.
 

@@ -23,13 +23,7 @@ from headway.engine.speculation.synthetic import SyntheticAcceptance
 from headway.engine.state.masks import Masks
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
-from headway.kernels import (
-    RoundWindow,
-    count_tokens,
-    prepare_verify_inputs,
-    stamp,
-    verify_and_rewind,
-)
+from headway.kernels import RoundWindow, count_tokens, prepare_verify_inputs, stamp, verify_and_rewind
 
 NUM_STAMPS, SAMPLING_STAMP, END_STAMP = 5, 3, 4
 

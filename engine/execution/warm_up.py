@@ -25,13 +25,7 @@ from headway.engine.sampling.sampler import SCORED_AT_ONCE, score_tokens
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.scheduling.prefill_policy import PrefillPolicy
 from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_of_memory
-from headway.kernels import (
-    FEW_ROWS,
-    MIN_ADDED_ROWS,
-    compile_in_workers,
-    most_gated_rows,
-    reserve_workspace,
-)
+from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS, compile_in_workers, most_gated_rows, reserve_workspace
 
 WARM_UP_TOKENS = 1024
 # Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.

@@ -196,10 +196,7 @@ def _warn_of_ties(found: Checkpoint) -> None:
 
 
 def _head(
-    config: EngineConfig,
-    model: _Model | None,
-    stored: Mapping[str, Reader],
-    content: Mapping[str, object],
+    config: EngineConfig, model: _Model | None, stored: Mapping[str, Reader], content: Mapping[str, object]
 ) -> HeadReport:
     if model is None:
         return head_by_names(stored, content)

@@ -89,9 +89,7 @@ def _memory(resolved: Resolved) -> MemoryReport:
 def _floor(resolved: Resolved, device: Device) -> FloorReport:
     config = resolved.config
     costs = costs_of(
-        resolved.outline.models,
-        draft_lm_head=config.draft_lm_head,
-        draft_layers=config.draft_layers,
+        resolved.outline.models, draft_lm_head=config.draft_lm_head, draft_layers=config.draft_layers
     )
     with_drafts, without = (
         int(costs.round_bytes(batch=1, depth=depth, context=0)) for depth in (config.depth, 0)

@@ -7,12 +7,7 @@ import math
 import torch
 
 from headway.engine.layers.placement import Placement
-from headway.engine.models.spec import (
-    LinearRopeScaling,
-    Llama3RopeScaling,
-    RopeSpec,
-    YarnRopeScaling,
-)
+from headway.engine.models.spec import LinearRopeScaling, Llama3RopeScaling, RopeSpec, YarnRopeScaling
 
 POSITIONS_AT_ONCE = 1 << 16
 

@@ -73,12 +73,7 @@ def load_model(
     """
     with ExitStack() as stack:
         found = open_checkpoint(
-            Path(path),
-            stack,
-            device=device,
-            dtype=dtype,
-            make_draft=make_draft,
-            max_model_len=max_model_len,
+            Path(path), stack, device=device, dtype=dtype, make_draft=make_draft, max_model_len=max_model_len
         )
         found = replace(found, spec=_with_true_ties(found))
         whole = checked_outline(found)
@@ -214,9 +209,7 @@ def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
 
 
 def copy_tensors(
-    headers: Mapping[str, Header],
-    parameters: Mapping[str, torch.Tensor],
-    progress: Callable[[float], None],
+    headers: Mapping[str, Header], parameters: Mapping[str, torch.Tensor], progress: Callable[[float], None]
 ) -> None:
     """headers: by the paths of the parameters, in their shapes."""
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0

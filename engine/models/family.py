@@ -10,12 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from headway.engine.models.config_keys import (
-    ATTENTION_TYPES,
-    ConfigClass,
-    DecoderKeys,
-    ResolvedConfig,
-)
+from headway.engine.models.config_keys import ATTENTION_TYPES, ConfigClass, DecoderKeys, ResolvedConfig
 from headway.engine.models.rope_keys import rope_spec
 from headway.engine.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, NormSpec
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headway.engine.execution.commands import (
-    Begin,
-    Capture,
-    Command,
-    Finish,
-    Launch,
-    TimeCatchUp,
-    TimeRound,
-)
+from headway.engine.execution.commands import Begin, Capture, Command, Finish, Launch, TimeCatchUp, TimeRound
 from headway.engine.execution.masked_step import BegunStep
 from headway.engine.execution.runner import Runner
 

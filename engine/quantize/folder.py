@@ -18,14 +18,7 @@ from safetensors.torch import save_file
 
 from headway.engine.loading.arranging import names_of_experts
 from headway.engine.loading.files import INDEX_FILE, WEIGHTS_FILE, Header, Reader, stored_bits
-from headway.engine.loading.formats import (
-    FORMATS,
-    GROUP,
-    LM_HEAD,
-    ROWS_AT_ONCE,
-    Parts,
-    scheme_of,
-)
+from headway.engine.loading.formats import FORMATS, GROUP, LM_HEAD, ROWS_AT_ONCE, Parts, scheme_of
 from headway.engine.loading.headers import EMBEDDING, Checkpoint, checked_outline, open_checkpoint
 from headway.engine.loading.quantizing import quantized_paths
 from headway.engine.models.model_files import read_json_object

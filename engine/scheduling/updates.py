@@ -91,12 +91,7 @@ def fault_event(request_id: int, what: str) -> TokenEvent:
 def refusal_event(request_id: int, error: RequestError) -> TokenEvent:
     """Returns the event that ends a request which cannot be served, or served any further."""
     return TokenEvent(
-        request_id,
-        [],
-        FinishReason.ERROR,
-        error=str(error),
-        error_code=error.code,
-        error_param=error.param,
+        request_id, [], FinishReason.ERROR, error=str(error), error_code=error.code, error_param=error.param
     )
 
 

@@ -29,12 +29,7 @@ from headway.engine.speculation.pending import keep_newest, old_counts, old_inpu
 from headway.engine.state.pool import StatePool
 from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import BlockSpec, RowSpec, StateSpec
-from headway.kernels import (
-    DraftWindow,
-    RoundWindow,
-    open_drafts,
-    store_pending_states,
-)
+from headway.kernels import DraftWindow, RoundWindow, open_drafts, store_pending_states
 
 BLOCK_HIDDEN, BLOCK_CARRIES = "block_hidden", "block_carries"
 PENDING_HIDDEN, CARRIES = "pending_hidden", "carries"

@@ -98,12 +98,7 @@ class RowTensors:
 
     @classmethod
     def allocate(
-        cls,
-        num_rows: int,
-        *,
-        max_blocks: int,
-        max_pending: int,
-        device: torch.device,
+        cls, num_rows: int, *, max_blocks: int, max_pending: int, device: torch.device
     ) -> RowTensors:
         """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave
         pairs pending."""

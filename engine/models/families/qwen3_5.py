@@ -160,9 +160,5 @@ FAMILY = Family(
     text_model_type="qwen3_5_text",
 )
 TEXT_FAMILY = Family(
-    ("Qwen3_5ForCausalLM",),
-    "qwen3_5_text",
-    Qwen3_5Keys,
-    read,
-    lambda spec: hybrid_names("model."),
+    ("Qwen3_5ForCausalLM",), "qwen3_5_text", Qwen3_5Keys, read, lambda spec: hybrid_names("model.")
 )

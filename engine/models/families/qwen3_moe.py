@@ -4,12 +4,7 @@ Has no draft head."""
 from __future__ import annotations
 
 from headway.engine.models.config_keys import DecoderKeys, ResolvedConfig
-from headway.engine.models.experts import (
-    agreed_count,
-    expert_decoder_names,
-    experts_spec,
-    with_dense_layers,
-)
+from headway.engine.models.experts import agreed_count, expert_decoder_names, experts_spec, with_dense_layers
 from headway.engine.models.family import Family, attention_spec, decoder_spec, dense_spec, norm_spec
 from headway.engine.models.spec import LayerSpec, ModelSpec
 
