@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """All that the loop needs, and what was found out on the way. ranks: the others that compute the model,
-    which whoever has the engine looks after and closes; None: there are none."""
+    """The scheduler, the runner and the facts about the engine. ranks: the other ranks of the model, which
+    the owner of the engine closes; None: there are none."""
 
     scheduler: Scheduler
     runner: Runner
@@ -82,7 +82,7 @@ def assemble(
     size = config.tensor_parallel_size
     group = group_of(size)
     available = _available(config, facts)
-    # What steps take is no reason to refuse a model before it is measured.
+    # A model is not refused for the memory of steps before that memory is measured.
     early = resolve(config, announced(config, spec, facts, available, group), steps_bytes=0)
     with ExitStack() as taken:
         ranks = None if size == 1 else Ranks(config, available)

@@ -19,11 +19,12 @@ from headway.engine.state.specs import row_bytes
 
 WEIGHTS_A_THREAD = 10_000_000
 CPU_STEP_FLOP = 3.85e10  # about one second of two slow cores
-# Of one multiprocessor. On an H200 about a thirtieth of a second, and a fifth while no stream waits.
+# The operations of one multiprocessor in a step: about 1/30 s on an H200, and 1/5 s while no stream waits.
 MULTIPROCESSOR_STEP_FLOP, MULTIPROCESSOR_IDLE_STEP_FLOP = 1.17e11, 9.36e11
 MAX_CUDA_CHUNK = 1024
 MAX_STATE_SHARE = 0.25  # of the memory that weights leave, for the recurrent state of all rows
-# Of the memory that weights leave on a GPU, for the largest pass of prompts, and likewise for a round.
+# The share of the GPU memory left by the weights that the largest pass of prompts may take; a round may take
+# as much.
 MAX_STEP_SHARE = 0.075
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
 # Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.

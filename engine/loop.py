@@ -137,8 +137,8 @@ class EngineLoop:
         return True
 
     def _launch_masked(self, plan: Plan, since: float) -> Handle:
-        """While the first half runs, the step before is read and the masks are filled. The second half is
-        launched in any case."""
+        """Launches a step with masked rows in two halves. While the first half runs, it reads the step before
+        and fills the masks. It launches the second half in any case."""
         begun = self._runner.begin(plan)
         self._note_launch(plan, since)
         entries: dict[int, int] = {}

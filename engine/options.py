@@ -1,4 +1,4 @@
-"""What a configuration asks for, resolved and checked against a model, or against what is known of it before
+"""Resolves and checks the options of a configuration against a model, or against what is known of it before
 it is loaded."""
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _GRAPHS_BYTES_A_LAYER = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a device can do, as far as it decides about defaults.
+    """The properties of a device that defaults depend on.
 
     device: with its index, where it is a GPU. capability: CUDA's compute capability, "-" where there is none
     or it is not known. num_multiprocessors: 0 of a CPU. num_threads: those that torch takes by itself on a
@@ -86,7 +86,7 @@ def ranks_of_device(config: EngineConfig, device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """All that defaults and checks are decided by.
+    """The facts by which defaults and checks are decided.
 
     models: have shapes and no memory. available: the bytes of the device that its weights leave; without
     counts_weights all of them, because what the weights take is not known yet. expanded_bytes: that copies

@@ -97,8 +97,8 @@ def _run(engine: Engine, first: Configure, mailbox: Mailbox, parent: int) -> Non
         with log_seconds("measuring rounds"):
             engine.scheduler.set_depth_policy(measured_policy(engine))
     info = _checked(engine, is_required=config.require_speculation)
-    # What is there now stays: a full collection that walks over all of it would stop every stream for some 50
-    # ms.
+    # The objects that exist now stay: a full garbage collection that visits them would stop every stream for
+    # some 50 ms.
     gc.collect()
     gc.freeze()
     compiler = GrammarCompiler(first.token_table, engine.info.vocab_size)

@@ -35,7 +35,7 @@ def main(descriptor: int) -> int:
         try:
             join = received_by_rank(pipe)
             assert isinstance(join, Join), f"first comes Join, not {join}"
-            # What all ranks would say alike, the first one says.
+            # The first rank logs what all ranks would log alike.
             configure_logging("error", join.config.log_format)
             _compute(join, pipe, parent)
         except (EOFError, ConnectionError):

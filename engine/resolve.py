@@ -205,7 +205,7 @@ def _kept_bytes(
 
 
 class _Parts(NamedTuple):
-    """What the memory beside the weights is divided into. See Resolved."""
+    """The parts into which the memory beside the weights is divided. See Resolved."""
 
     max_model_len: int
     rows_bytes: int

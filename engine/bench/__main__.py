@@ -177,7 +177,8 @@ def _decode_line(
 def _prefill(
     settings: Settings, driver: Driver, costs: Costs, ceilings: Ceilings, left_out: list[str]
 ) -> list[PrefillFigures]:
-    """At depth 0 and at the greatest: what the draft layer costs is their difference."""
+    """Measures prompts at depth 0 and at the greatest depth; the difference is the cost of the draft
+    layer."""
     lines: list[PrefillFigures] = []
     depths = _depths(settings, driver)
     for num_prompts, length in settings.prefill:

@@ -36,7 +36,8 @@ class Costs:
     head drafts read no weights."""
 
     trunk_bytes: int  # of all its linear layers and of one token's experts, the output layer included
-    # Of the experts that a pass is expected to read beyond those of one token, by its tokens, in the trunk.
+    # The bytes of the experts that a pass is expected to read beyond those of one token, in the trunk, by its
+    # number of tokens.
     further_expert_bytes: Callable[[float], float]
     draft_output_bytes: int  # of the output layer as drafts take it
     screened_output_bytes: int  # likewise, where up to most_screened_rows rows draft

@@ -111,7 +111,7 @@ def _shortest(value: float) -> float:
 
 
 def _names(num_layers: int) -> Iterator[tuple[str, str]]:
-    """(name in the GGUF, name in the checkpoint) of every tensor."""
+    """Yields the name in the GGUF and the name in the checkpoint of every tensor."""
     for name, checkpoint_name in WHOLE.items():
         yield f"{name}.weight", f"model.{checkpoint_name}.weight"
     for layer in range(num_layers):

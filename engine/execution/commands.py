@@ -1,4 +1,4 @@
-"""What a runner has done, as values: the runners of the other ranks of a model do the same, in the same
+"""The actions of a runner as values, which the runners of the other ranks of a model repeat in the same
 order."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 
 from headway.engine.execution.step_key import StepKey
 
-# Of each kind of step the first is captured, which is the largest, and of all every such one.
+# The first step of each kind, which is the largest, is captured, and one of this many of all steps.
 _SAMPLED_EVERY = 16
 
 

@@ -18,8 +18,8 @@ import torch
 
 from headway.engine.state.memory import available_bytes, bytes_taken_by, format_bytes, is_out_of_memory
 
-# What a measure of memory misses: gaps in what other uses hold, which no graph can take, and what CUDA itself
-# takes.
+# A margin for what a measurement of memory misses: gaps in the memory of other uses, which no graph can take,
+# and the memory that CUDA takes for itself.
 _SLACK_BYTES = 64 << 20
 
 Key = TypeVar("Key", bound=Hashable)
@@ -59,7 +59,8 @@ class GraphMemory:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """While it lasts graphs are captured to be thrown away, in memory that is given back at its end."""
+        """Lets captures within the block go to graphs that are thrown away, in memory that is given back at
+        its end."""
         with self._stream:
             one = torch.ones(1, 1, device=self._device)
             one.mm(one)  # the library's memory for this stream, which stays
@@ -87,7 +88,8 @@ class GraphMemory:
         return graph, self._capture(graph, launch, "thread_local")
 
     def _capture(self, graph: torch.cuda.CUDAGraph, launch: Callable[[], Result], error_mode: str) -> Result:
-        """Without torch.cuda.graph, which collects garbage and empties the allocator's cache each time."""
+        """Captures without torch.cuda.graph, which collects garbage and empties the allocator's cache each
+        time."""
         self._stream.wait_stream(torch.accelerator.current_stream())
         with self._stream:
             graph.capture_begin(pool=self._pool, capture_error_mode=error_mode)
@@ -113,8 +115,8 @@ class GraphCache(Generic[Key, Result]):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """While it lasts no graph is added: steps that have none are launched kernel by kernel, and count as
-        never seen."""
+        """Adds no graph within the block: steps without one are launched kernel by kernel, and count as never
+        seen."""
         self._is_frozen = True
         try:
             yield
@@ -146,10 +148,10 @@ class GraphCache(Generic[Key, Result]):
         logger.info("%s %d steps in %.1f s", verb, len(wanted), time.monotonic() - started)
 
     def run(self, wanted: Key) -> tuple[Result, bool]:
-        """(what it gives, whether it was replayed).
+        """Returns the outcome of the step, and whether a graph was replayed.
 
-        One that was never seen is run kernel by kernel, and captured the next time, where there is room. Both
-        wait for the device, once for each.
+        A step that was never seen is launched kernel by kernel, and captured the next time if there is room.
+        Each of these two waits for the device once.
         """
         if self._is_frozen and wanted not in self._graphs:
             return self._launch(wanted), False

@@ -25,7 +25,7 @@ class RingSlot:
     memory: torch.Tensor  # [1 + size or more] int64, on the host: the round's number, then its results
 
     def read(self) -> list[int]:
-        """[size]."""
+        """Returns the results, [size]."""
         number, *results = self.memory[: 1 + self.size].tolist()
         assert number == self.number, f"round {self.number} was to be here, not {number}"
         return results

@@ -17,8 +17,8 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import QueryBatch, TokenSpans
 
 MAX_CHUNKS = 64
-# Of each chunk: its row, start position, length, the block of the hidden state before it (-1: the row's own),
-# and whether its tokens were generated.
+# The fields of a chunk are its row, start position, length, the block of the hidden state before it (-1: the
+# row's own), and whether its tokens were generated.
 _CHUNK_FIELDS = 5
 HEADER = MAX_CHUNKS * _CHUNK_FIELDS
 

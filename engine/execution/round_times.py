@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 # Each size is run this many times; the shortest counts, since other work only makes a round longer.
 _NUM_RUNS = 2
-# Where there is a limit, sizes are measured until this much time has passed, but at least two. Every third
-# number of rows comes first, since two that lie close together tell little of the others. A device that is
-# slow measures the two smallest.
+# With a time limit, sizes are measured until this much time has passed, but at least two of them. Every third
+# number of rows comes first, since two close sizes tell little about the others. A slow device measures the
+# two smallest.
 CPU_SECONDS = 0.25
 _LEAST_SIZES, _STRIDE = 2, 3
 

@@ -128,9 +128,9 @@ class Runner:
         )
 
     def without_captures(self) -> AbstractContextManager[None]:
-        """While it lasts, steps for which no graph exists are launched kernel by kernel and captured neither
-        now nor because of now. Their kernels are those of captured steps of the same sizes, so that none is
-        compiled."""
+        """Keeps steps without a graph from being captured: within the block they are launched kernel by
+        kernel, and do not count as seen. Their kernels are those of captured steps of the same sizes, so that
+        none is compiled."""
         return nullcontext() if self.graphs is None else self.graphs.frozen()
 
     @property

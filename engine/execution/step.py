@@ -49,7 +49,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What the first half of a round leaves to the second. R: rows, W: depth + 1."""
+    """The results of the first half of a round, for the second half. R: rows, W: depth + 1."""
 
     rows: RowTensors
     packed: (
@@ -196,7 +196,7 @@ def sample_half(
 
 def _open_window(context: StepContext, rows: RowTensors, depth: int, packed: torch.Tensor) -> RoundWindow:
     """Proposes drafts and returns the window that verifies them; writes the first two times."""
-    # Without drafts both times are one.
+    # A round without drafts begins with the target model, so that both times are equal.
     stamp(packed[0 : 1 if depth > 0 else 2])
     drafts = rows.pending_tokens[:, :0]
     if depth > 0:

@@ -96,7 +96,8 @@ class WarmUp:
 
     @contextmanager
     def _first_rank_first(self) -> Iterator[None]:
-        """Of several ranks the first goes through it before the others, who find what it has compiled."""
+        """Lets the first of several ranks run the block before the others, which then find its kernels in the
+        cache."""
         if self._group.rank > 0:
             self._group.largest(0)
         yield
@@ -105,7 +106,7 @@ class WarmUp:
 
     @contextmanager
     def _refusing_shortage(self, max_depth: int) -> Iterator[None]:
-        """Within it, memory that does not suffice raises ConfigError."""
+        """Turns a lack of memory within the block into a ConfigError."""
         try:
             yield
         except RuntimeError as error:
@@ -129,7 +130,7 @@ class WarmUp:
         model = launcher.context.model
         for lengths in self._tried_lengths(most):
             yield self._pass_of(lengths)
-        # Those steps have too few numbers of rows for products whose kernel depends on it.
+        # These passes cover too few numbers of rows for products whose kernel depends on that number.
         linears = [linear for layer in model.layers for linear in layer.linears()]
         experts, drafts = model.experts(), launcher.context.drafter.model
         if drafts is not None:

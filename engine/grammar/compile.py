@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import TokenTable
 
-# Of a hostile grammar the lexer is built in less than a second within these limits. They bound each later
+# Within these limits the lexer of a hostile grammar is built in less than a second. They bound each later
 # step, too. A state of a lexer with 100 terminals takes 1.7 kB: 34 MB for all, which texts of one source
 # share.
 LIMITS = LLParserLimits(

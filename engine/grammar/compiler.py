@@ -20,7 +20,8 @@ from headway.engine.protocol.grammar import Grammar, TokenTable
 
 MAX_KEPT = 16  # sources, whose lexers may have 34 MB each
 MAX_KEPT_CHARACTERS = 2 * 2**20  # of theirs: a text of 200,000 characters makes a lexer of 60 MiB
-# Of their compiling together, but for the newest: what takes long to compile is large, some 140 MB a second.
+# The compile time of all kept grammars together, the newest excepted. A grammar that takes long to compile is
+# large: some 140 MB for each second.
 MAX_KEPT_COMPILE_SECONDS = 2.0
 KEPT_SECONDS = 20.0  # after a source was asked for last
 TEND_SECONDS = 10.0

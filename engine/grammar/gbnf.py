@@ -12,12 +12,12 @@ from headway.engine.protocol.errors import RequestError
 _ROOT = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 _PARTS = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
 _CODES = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
-# In a set of characters these are operators of the regular expressions that a set becomes.
+# A set of characters becomes a regular expression, in which these are operators.
 _OPERATORS = ("&&", "--", "~~")
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Whether the grammar has the rule with which this form begins, and Lark's does not."""
+    """Returns whether the grammar has a rule `root ::=`, which GBNF needs and Lark does not have."""
     return _ROOT.search(grammar) is not None
 
 

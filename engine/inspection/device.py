@@ -14,7 +14,7 @@ from headway.engine.state.memory import available_bytes
 from headway.kernels import memory_bandwidth, reads_codes
 
 CUDA_CONTEXT_BYTES = 528 << 20  # that a process cannot take of an empty H200, driver 580
-# With the multiprocessors of an H100 or H200.
+# An H100 or H200 has this number of multiprocessors.
 RECENT_GPU = DeviceFacts(torch.device("cuda", 0), has_float8=True, num_multiprocessors=132)
 
 

@@ -14,7 +14,7 @@ from headway.engine.loading.headers import Checkpoint, missing_head_tensors
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.inspection import HeadReport, HeadState
 
-# How families call the number of MTP layers in config.json.
+# The keys of config.json in which families give the number of MTP layers.
 LAYER_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 # Names of an MTP head's tensors in any family; some families number its layers after those of the decoder
 # instead.

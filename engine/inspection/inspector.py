@@ -233,7 +233,7 @@ def _described(part: object) -> dict[str, object]:
 
 
 def _by_dtype(stored: Mapping[str, Reader]) -> list[StoredTensors]:
-    """Most tensors first."""
+    """Returns the tensors grouped by dtype, the most frequent dtype first."""
     counts: Counter[str] = Counter()
     elements: Counter[str] = Counter()
     for name, reader in stored.items():

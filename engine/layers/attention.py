@@ -49,7 +49,7 @@ class Attention:
         first_position: int = 0,  # tokens before it have no keys
         input_size: int | None = None,  # None: hidden_size
     ) -> None:
-        # Where there are fewer heads of keys than ranks, several ranks in turn have the same one.
+        # Where there are fewer key heads than ranks, neighbouring ranks have the same head.
         kv_heads = spec.num_kv_heads * place.copies(spec.num_kv_heads)
         own = self._spec = replace(
             spec,

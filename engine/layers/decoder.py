@@ -130,7 +130,7 @@ def _delta_net(
     return DeltaNet(spec, hidden_size, place)
 
 
-# By the type of its spec, what makes a layer.
+# The makers of layers by the type of their spec.
 MIXERS: dict[type, Callable[..., Mixer]] = {AttentionSpec: _attention, DeltaNetSpec: _delta_net}
 FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {DenseSpec: GatedMlp, ExpertsSpec: Experts}
 

@@ -117,7 +117,7 @@ class Eagle3Head:
         self.final_norm = RMSNorm.empty(hidden, decoder.norm, place)
         self.lm_head = place.linear({"lm_head": spec.draft_vocab_size}, hidden)
         self.draft_ids = torch.arange(spec.draft_vocab_size, device=place.device)
-        # In the place of the taps of a draft, where all drafts are made in one pass.
+        # A head that makes all drafts in one pass reads these instead of the taps of a draft.
         axes = (1,) * (spec.mask_axes - 1)
         self._mask_taps = None if spec.mask_token_id is None else place.empty(*axes, num_taps * tapped)
 

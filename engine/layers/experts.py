@@ -120,7 +120,7 @@ class Experts:
         count, hidden, inner = down.shape
         num_weights, num_met = prod(gate_up.shape[1:]) + hidden * inner, spec.top_k + spec.has_shared_expert
         nbytes = self.nbytes // count
-        # Of each expert that a token meets: the product of gates and up, and the result.
+        # Each expert that a token meets has the product of gate and up, and its result.
         activations = self._router.shape[0] + num_met * (inner + hidden)
         return Work(
             self._router.num_weights + num_met * num_weights,

@@ -14,7 +14,7 @@ import torch
 
 
 class Group(Protocol):
-    """All ranks call its methods in the same order."""
+    """The ranks of one model, as one of them sees them. All ranks call the methods in the same order."""
 
     @property
     def rank(self) -> int: ...

@@ -156,7 +156,7 @@ class Linear:
         )
 
     def store(self, weight: Weight) -> None:
-        """From now on the layer multiplies by this weight; the one before is given up."""
+        """Replaces the weight by which the layer multiplies."""
         self._stored = weight
 
     def finish(self, tried: dict[Kind, int | None], cpu_weights: CpuWeights = "full") -> None:
@@ -201,7 +201,7 @@ class Linear:
         return has_order(self._stored, device)
 
     def order_sums(self, tried: dict[Kind, bool]) -> None:
-        """On a GPU, from now on, a row's result is the same among any number of others, where `has_order`.
+        """Makes a row's result on a GPU independent of the number of other rows, where `has_order`.
 
         tried: whether the library's products have the bits of that order, as found for other layers; each
         kind is tried once.
@@ -216,15 +216,15 @@ class Linear:
             self._stored = DenseWeight(self.weight, True, tried[self.kind])
 
     def keep_expanded(self) -> None:
-        """From now on many rows multiply by an expanded copy of a quantised weight, whose order of sums is
-        settled."""
+        """Makes many rows multiply by an expanded copy of a quantised weight. The order of sums has been
+        chosen before."""
         if isinstance(self._stored, QuantizedWeight):
             expanded = expanded_weight(self._stored)
             many = DenseWeight(expanded, True, self._stored.is_library_ordered)
             self._stored = self._stored._replace(many=many)
 
     def trust_library(self) -> None:
-        """From now on the library multiplies many rows by an expanded weight, whatever its order of sums."""
+        """Lets the library multiply many rows by an expanded weight, whatever its order of sums."""
         if isinstance(self._stored, QuantizedWeight):
             self._stored = self._stored._replace(is_library_ordered=True)
 

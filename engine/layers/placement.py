@@ -1,4 +1,4 @@
-"""Where parameters live, and the maker of all linear layers."""
+"""Says where parameters live, and makes all linear layers."""
 
 from __future__ import annotations
 

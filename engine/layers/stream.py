@@ -20,8 +20,9 @@ from headway.kernels import Activation, Epilogue, NextNorm, defers_norm, linear,
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """What is to be added. writer: of whose product with x it is; None: x is complete. norm: of the product,
-    if any. shares: x has several rows a token, whose weighted sum is added; None: one."""
+    """An addition to the residual stream that has yet to be computed. writer: the layer whose product with x
+    is added; None: x itself is added. norm: is applied to the product, if there is one. shares: the weights
+    with which several rows of x for each token are summed; None: x has one row a token."""
 
     x: torch.Tensor  # [tokens, this rank's share of the writer's inputs], or [tokens (* slots), hidden]
     writer: Linear | None = None

@@ -1,5 +1,5 @@
-"""What a layer computes and reads for a token, told by the layers themselves, so that nobody else knows their
-shapes."""
+"""Describes what a layer computes and reads for a token. The layers fill it in themselves, so that no other
+module knows their shapes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class Arranged(OneTensor):
 
 
 class StackedExperts(Arranged):
-    """[experts, rows, columns]: of each expert the rows of its tensors, one after the other."""
+    """The tensors of all experts as one, [experts, rows, columns]. The rows of an expert are those of its
+    tensors, one after the other."""
 
     def __init__(self, name: str, experts: Sequence[Mapping[str, Reader]]) -> None:
         """experts: by expert the readers of its tensors, by name."""
@@ -66,7 +67,7 @@ class StackedExperts(Arranged):
 
 
 class RegroupedRows(Arranged):
-    """[rows, columns], of the groups of rows of one tensor."""
+    """Rows that are taken from the groups of rows of another tensor, [rows, columns]."""
 
     def __init__(self, name: str, source: str, reader: Reader, groups: RowGroups) -> None:
         super().__init__(name)

@@ -183,7 +183,8 @@ def _fill(
 
 
 def _with_true_ties(found: Checkpoint) -> ModelSpec:
-    """Two tensors that differ are not tied, whatever config.json says: as transformers decides it."""
+    """Returns the spec, untied if the two tensors differ, whatever config.json says. transformers decides
+    likewise."""
     spec, stored = found.spec, found.stored
     embedding, lm_head = found.names.of(EMBEDDING), found.names.of(LM_HEAD)
     if not spec.tied or not {embedding, lm_head} <= stored.keys():

@@ -30,7 +30,7 @@ from headway.engine.state.memory import available_bytes, format_bytes
 # The target's id of draft token i is i + d2t[i]; t2d tells of each of the target's ids whether it is one.
 OFFSETS, IS_DRAFTED = "d2t", "t2d"
 ORIGINAL_LAYER = "midlayer"
-# What trainers leave of the target beside the head.
+# Trainers store tensors of the target under this prefix.
 _OF_TARGET = "verifier_"
 
 Head = TypeVar("Head", bound=DraftModel)

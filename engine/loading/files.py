@@ -18,7 +18,7 @@ from headway.engine.protocol.errors import ModelError
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-# What safetensors calls the dtypes of weights that are read as they are.
+# The dtypes of weights that are read as they are, by their names in safetensors.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 MAX_NAMES_SHOWN = 8
 

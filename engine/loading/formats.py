@@ -23,8 +23,8 @@ LM_HEAD = "lm_head.weight"  # the path of its parameter
 ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
 # Numbers of a weight for which all shares are tried at a time: a CPU's caches hold them, a GPU needs many.
 NUMBERS_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 20}
-# What loses much by rounding and takes little: the projection of a draft head's two inputs, the gates of
-# delta nets, and the choice of experts.
+# These weights are small and lose much by rounding: the projection of a draft head's two inputs, the gates of
+# delta nets, and the router of experts.
 KEPT_PATHS = (".input.weight", ".delta.a.weight", ".delta.b.weight", ".router.weight", ".shared_gate.weight")
 
 Parts = dict[str, torch.Tensor]
@@ -32,9 +32,9 @@ Parts = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a weight is written. parts: makes its tensors, by what follows the layer's name. fits: whether a
-    weight of this shape can be written. scheme: a group of config.json's quantization_config. code_bits: of a
-    code, where kernels read the kind."""
+    """The format in which a weight is written. parts: makes its tensors, keyed by what follows the layer's
+    name. fits: whether a weight of this shape can be written. scheme: a group of config.json's
+    quantization_config. code_bits: the bits of a code, where kernels read the kind."""
 
     form: str
     scheme: Mapping[str, object]
@@ -71,8 +71,8 @@ def integers(weight: torch.Tensor, bits: int, group: int) -> Parts:  # [out, in]
 
 
 def _scales(groups: torch.Tensor, largest: int, dtype: torch.dtype) -> torch.Tensor:
-    """[n, group] float32 -> [n]: the scale of each group, of those that SHARES give, by all of them at once:
-    an expert's matrix is small beside the time that starting an operation takes."""
+    """[n, group] float32 -> [n]. Returns the best scale of each group among those that SHARES give. They are
+    tried at once, because an expert's matrix is so small that launches would take most of the time."""
     whole = groups.abs().amax(1) / largest
     scales = _stored(_shares(groups.device) * whole, dtype)  # [shares, n]
     errors = (_codes(groups, scales, largest) * scales.float()[..., None] - groups).square().sum(2)
@@ -85,7 +85,8 @@ def _shares(device: torch.device) -> torch.Tensor:
 
 
 def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """[n, m] int32 from 0 on -> [n, ceil(m * bits / 32)] int32, the first code in a word's lowest bits."""
+    """[n, m] int32, 0 or more -> [n, ceil(m * bits / 32)] int32. Returns the codes packed into words, the
+    first one in the lowest bits."""
     per_word = WORD_BITS // bits
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_word))
     shifts = torch.arange(per_word, device=codes.device) * bits

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the headers of a folder's files say, and the open file of each tensor.
+    """The contents of the headers of a folder's files, and the open file of each tensor.
 
     files: the tensors as they are stored. stored: the same with dense weights in place of quantised ones.
     tensors: the same by the names of `names`, where these stand for other tensors. head_tensors: the names of

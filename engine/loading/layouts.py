@@ -1,5 +1,5 @@
-"""How values are read from the parts of a quantised weight, by layout: their codes, less their zero points,
-times their scales, in float32.
+"""Reads the values of a quantised weight from its parts, by layout: codes less zero points, times scales, in
+float32.
 
 The layouts are those of transformers' FineGrainedFP8Config, compressed-tensors 0.20, ModelOpt, GPTQModel and
 AutoAWQ.
@@ -24,7 +24,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the outputs of AWQ are
 EVERYTHING = slice(None)
 FLOATS = {"F32", "BF16", "F16"}
 EXPONENTS = {"U8", "F8_E8M0"}  # scales that are powers of two
-# By layout (the parts that every weight has, parts that it may have), as their names end.
+# The ends of the names of the parts, by layout: those that every weight has, and those that it may have.
 PARTS: Mapping[Layout, tuple[frozenset[str], frozenset[str]]] = {
     "scaled": (frozenset({"weight"}), frozenset({"weight_scale_inv", "weight_scale", "weight_zero_point"})),
     "packed": (

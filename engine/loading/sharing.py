@@ -80,7 +80,7 @@ def _share_of_expert(parts: Mapping[str, Reader], spans: Sequence[Span]) -> dict
 
 
 class _Share(OneTensor):
-    """Some rows of a tensor, or of each matrix of a stack."""
+    """Shows some rows of a tensor, or of each matrix of a stack."""
 
     def __init__(self, name: str, header: Header, dim: int, spans: Sequence[Span]) -> None:
         super().__init__(name)

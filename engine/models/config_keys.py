@@ -78,7 +78,7 @@ class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that every config class of a dense decoder has, with their types; defaults of transformers'
     LlamaConfig. A family derives its own from it, or from one of the classes below."""
 
-    # By layer type, where positions differ by it: theta's key outside rope_parameters, and its default.
+    # The key of theta outside rope_parameters and its default, by layer type, where positions differ by it.
     thetas_by_type: ClassVar[Mapping[str, tuple[str, float]]] = {}
     default_theta: ClassVar[float] = DEFAULT_ROPE_THETA
 
@@ -155,7 +155,7 @@ class ConfigClass:
 
 
 ConfigClasses = Mapping[str, ConfigClass]  # by architecture
-# What the outer level of a nested config.json says of the whole model goes before what text_config says.
+# The keys of the outer level of a nested config.json that override those of text_config.
 OUTER_KEYS = ("tie_word_embeddings", "dtype", "torch_dtype", *KEYS)
 
 

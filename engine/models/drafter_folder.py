@@ -1,5 +1,5 @@
-"""What a drafter's folder holds, as its config.json says: an EAGLE-3 head, a trained MTP head, or a draft
-model of a family that is served. Imports no torch."""
+"""Reads from config.json what a drafter's folder holds: an EAGLE-3 head, a trained MTP head, or a draft model
+of a family that is served. Imports no torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from headway.engine.models.registry import CONFIG_CLASSES, FAMILY_OF
 from headway.engine.models.spec import ModelSpec
 from headway.engine.protocol.errors import ModelError
 
-# By the model_type of its layers, the family that reads them.
+# The family that reads the layers of a head, by their model_type.
 DECODERS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 TAP_KEY = "eagle_aux_hidden_state_layer_ids"
 

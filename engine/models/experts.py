@@ -1,4 +1,4 @@
-"""What families of mixtures of experts have in common: the names of their tensors, and the reading of their
+"""The common parts of families with mixtures of experts: the names of their tensors, and the reading of their
 sizes."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from headway.engine.models.config_keys import ResolvedConfig
 from headway.engine.models.family import DECODER_NAMES, ExpertNames, WeightNames, activation_of
 from headway.engine.models.spec import DenseSpec, ExpertsSpec, ModelSpec
 
-# Of Qwen's families, whose layers can also have a dense feed-forward.
+# The names in Qwen's families, whose layers can also have a dense feed-forward.
 ROUTED_NAMES = {
     "feed_forward.router.weight": "mlp.gate.weight",
     "feed_forward.experts.gate_up": "mlp.experts.gate_up_proj",

@@ -14,7 +14,7 @@ from headway.engine.models.config_keys import ATTENTION_TYPES, ConfigClass, Deco
 from headway.engine.models.rope_keys import rope_spec
 from headway.engine.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, NormSpec
 
-# By the names that transformers gives them, of which some are of one function.
+# The activations by their names in transformers; some functions have two names.
 ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
     "silu": "silu",
     "swish": "silu",

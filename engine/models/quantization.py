@@ -1,7 +1,6 @@
-"""What a config.json says of quantised weights: which formats are read, and which tensors it leaves out.
+"""Reads what a config.json says about quantised weights: their format, and the layers that are not quantised.
 
-Knows no tensors: which ones are quantised their scales in the files tell (loading/packs.py). Imports no
-torch.
+Knows no tensors: the scales in the files tell which ones are quantised (loading/packs.py). Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SERVED = (
     "fp8 (blocks, tensors or channels), compressed-tensors (float-quantized, int-quantized, pack-quantized), modelopt (FP8), "
     "gptq and awq (gemm)"
 )
-# By quant_method, or by the format or algorithm that it names.
+# The checkpoint to take instead of one that is not read, by its quant_method, format or algorithm.
 INSTEAD = {
     "nvfp4": "an FP8 or a 4-bit integer checkpoint", "mxfp4": "an FP8 or a 4-bit integer checkpoint",
     "mxfp6": "an FP8 checkpoint", "mxfp8": "a checkpoint in FP8 blocks of 128 x 128",
@@ -51,7 +50,7 @@ FUSED = {
     "in_proj_qkv": "in_proj_qkvz", "in_proj_z": "in_proj_qkvz", "in_proj_b": "in_proj_ba", "in_proj_a": "in_proj_ba",
 }  # fmt: skip
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1_000, 500
-# What of regular expressions shell patterns can say, too; others are not tried, some never end.
+# The regular expressions that can be written as shell patterns. Others are not tried, since some never end.
 _PLAIN_REGEX = re.compile(r"(?:\.\*|\.|\\[.\-]|\\d(?![*+?{])|\[[\w-]+\](?![*+?{])|[\w\-/](?![*+?{]))*")
 _PIECE = re.compile(r"\.\*|\\.|\[[\w-]+\]|.")
 _PREFIXES = re.compile(r"^(?:(?:model|language_model)\.)+")
@@ -60,15 +59,15 @@ _SHELL = {".*": "*", ".": "?", r"\.": ".", r"\-": "-", r"\d": "[0-9]"}
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a config.json says that weights are stored.
+    """The way in which weights are stored, according to config.json.
 
-    method: what config.json calls it. layouts: how tensors may be stored. strategies: how many values may
-    share a scale. blocks: outputs and inputs that do. group_sizes: inputs of an output that do. adds_one:
-    GPTQ's zero points are stored less one. required: parts without which no weight is whole, of those that
-    other checkpoints of the layout lack. kept_names, kept_patterns: layers that stay as they are; patterns
-    are those of a shell. lists_all: whether every other layer that could be quantised is. has_cache_scheme:
-    the KV cache is to be quantised, too. dtype: to which weights are rounded once they are expanded; None:
-    config.json names none.
+    method: its name in config.json. layouts: how tensors may be stored. strategies: how many values may share
+    a scale. blocks: the numbers of outputs and inputs that share one. group_sizes: the numbers of inputs of
+    an output that share one. adds_one: whether GPTQ's zero points are stored less one. required: optional
+    parts of the layout that every weight must have here. kept_names, kept_patterns: the layers that are not
+    quantised; patterns are those of a shell. lists_all: whether every other layer that could be quantised is.
+    has_cache_scheme: whether config.json asks for a quantised KV cache, too. dtype: the dtype of the expanded
+    weights; None: config.json names none.
     """
 
     method: str
@@ -100,7 +99,7 @@ class Quantization:
 
 
 class _Arguments(msgspec.Struct):
-    """How compressed-tensors quantises the weights of a group of layers."""
+    """The arguments by which compressed-tensors quantises the weights of a group of layers."""
 
     num_bits: int = 8
     strategy: str | None = None
@@ -361,7 +360,7 @@ def _shell_pattern(expression: str) -> str | None:
 
 
 def _runs(parts: list[str]) -> Iterator[str]:
-    """["a", "b"] -> "a", "a.b", "b"."""
+    """Yields all runs of parts: "a", "a.b" and "b" of ["a", "b"]."""
     for first in range(len(parts)):
         for last in range(first, len(parts)):
             yield ".".join(parts[first : last + 1])

@@ -29,7 +29,7 @@ def rope_spec(resolved: ResolvedConfig, layer_type: str, *, default_share: float
     if kind not in SUPPORTED_ROPE_TYPES:
         supported = ", ".join(map(repr, SUPPORTED_ROPE_TYPES))
         raise resolved.error(f"rope scaling {kind!r} is not supported; supported are {supported}")
-    # Without scaling these families turn whole heads whatever partial_rotary_factor says; with it
+    # Without scaling these families rotate whole heads whatever partial_rotary_factor says; with scaling
     # transformers fails.
     partial = parameters.get("partial_rotary_factor", 1.0)
     if default_share is None and kind != "default" and (isinstance(partial, bool) or partial != 1.0):
@@ -68,8 +68,8 @@ class _Parameters:
         self._found = {key: v for key, v in rope.parameters.items() if v is not None}
 
     def number(self, key: str, *, least: float, default: float | None = None) -> float:
-        """At least `least`, up to MAX_FACTOR; a key that is missing or null has the default, where there is
-        one."""
+        """Returns the value, which must lie between `least` and MAX_FACTOR. A key that is missing or null has
+        the default, where there is one."""
         value = self._found.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not least <= float(value) <= MAX_FACTOR:  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from headway.kernels import RankMemory, gather_ranks
 # The longest that a rank waits for the others: all of them launch the same work, for which the first compiles
 # the kernels.
 WAIT_SECONDS = 600.0
-# Of a rank's part of a gather on GPUs: larger ones are gathered piece by piece.
+# The most bytes of a rank's part of a gather on GPUs; larger parts are gathered piece by piece.
 PART_BYTES = 16 << 20
 
 

@@ -1,4 +1,4 @@
-"""What the first rank of a model and the others send each other, over a pipe for each of them. Never
+"""The messages between the first rank of a model and the others, over a pipe for each of them. Never
 pickle."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""All ranks of a model but the first, as the first one knows them: processes that it starts, tells what to do
-and looks after."""
+"""The processes of all ranks of a model but the first, which starts them, tells them what to do and watches
+them."""
 
 from __future__ import annotations
 

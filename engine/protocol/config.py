@@ -31,7 +31,8 @@ CpuWeights = Literal["full", "int8", "int4"]
 
 
 class Quantize(msgspec.Struct, frozen=True):
-    """How linear weights are quantised as they are read. with_lm_head: the weight before the logits, too."""
+    """The format to which linear weights are quantised as they are read. with_lm_head: the lm_head is
+    quantised, too."""
 
     format: QuantizeFormat = "none"
     with_lm_head: bool = False

@@ -10,12 +10,12 @@ from headway.engine.protocol.errors import ConfigError
 
 # The first tokens of a prediction that n-gram lookup searches; the others are not looked at.
 MAX_PREDICTION = 1 << 14
-# What makes drafts; in an engine that runs, auto has been resolved to one of the others.
+# The names of drafters. In a running engine auto has been resolved to one of the others.
 DrafterName = Literal[
     "auto", "mtp", "ngram", "none", "eagle3", "trained_head", "draft_model",
     "auto,ngram", "mtp,ngram", "eagle3,ngram", "trained_head,ngram", "draft_model,ngram",
 ]  # fmt: skip
-# Those that n-gram lookup can join, and their names then.
+# The drafters that n-gram lookup can join, and the names of the joined ones.
 JOINED: dict[DrafterName, DrafterName] = {
     "auto": "auto,ngram",
     "mtp": "mtp,ngram",
@@ -23,7 +23,7 @@ JOINED: dict[DrafterName, DrafterName] = {
     "trained_head": "trained_head,ngram",
     "draft_model": "draft_model,ngram",
 }
-# Those that a start asks for by name; the others are what a drafter's folder holds.
+# The drafters that --drafter can name; the others are found in a drafter's folder.
 NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
 
 

@@ -19,7 +19,7 @@ class TokenTable(msgspec.Struct, frozen=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """Where a model's reasoning ends, as token ids. The grammar governs what follows it.
+    """The token ids at which a model's reasoning begins and ends. The grammar governs what follows it.
 
     end_ids: the sequence that closes the reasoning, at least one. is_open: the prompt has opened it.
     start_id: the token by which the model may open it itself as its first one; None: it may not.
@@ -31,7 +31,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What the text of a request may be.
+    """The grammar that the text of a request must match.
 
     source: a grammar in llguidance's own form, as `LLMatcher.grammar_from_json_schema` and its siblings
     return it. thinking: None where the grammar governs the text from its first token on.

@@ -1,5 +1,4 @@
-"""What can be told of a model folder without reading weights: the question of `headway inspect`, and the
-engine's answer."""
+"""The question of `headway inspect` about a model folder and the engine's answer, which needs no weights."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ class LayerGroup(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.json says of a model whose architecture is supported. layers: groups in the order of their
-    first layers."""
+    """The shape of a model of a supported architecture, by its config.json. layers: groups of equal layers,
+    in the order of their first layers."""
 
     vocab_size: int
     hidden_size: int

@@ -11,7 +11,8 @@ import msgspec
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
-    """For n tokens, one entry each in `logprobs` and `ranks`, and num_top entries each in the two others.
+    """The log-probabilities of n tokens. Each token has one entry in `logprobs` and in `ranks`, and num_top
+    entries in the two others.
 
     ranks: 1 is the most probable token of the vocabulary; tokens that tie share the better rank.
     top_ids, top_logprobs: the most probable tokens in falling order, all of the first token, then all of

@@ -30,7 +30,8 @@ class RelaxedThinking(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is picked from the logits; the order is top to bottom, each default is off.
+    """The rules by which the next token is sampled from the logits. They apply from top to bottom, and are
+    off by default.
 
     repetition_penalty: logits of tokens in prompt or output are divided by it if positive, else multiplied.
     frequency_penalty, presence_penalty: taken off for each time, or once, that the output has the token.

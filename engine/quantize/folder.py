@@ -29,7 +29,7 @@ from headway.engine.protocol.errors import ModelError
 
 SHARD_BYTES = 4 << 30
 
-# Of other programs, in folders beside the files: templates are copied, these are not.
+# Weights for other programs in folders beside the files: they are not copied, while templates are.
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.gguf", "*.onnx")
 
 

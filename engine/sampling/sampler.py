@@ -26,7 +26,7 @@ def pick_tokens(
     out: torch.Tensor | None = None,
     broken: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window] int64: the tokens at positions + 0, 1, .. of each row.
+    """Samples tokens. Returns [rows, window] int64: those at positions + 0, 1, .. of each row.
 
     A function of logits, parameters, masks, seed, position and the tokens before it only: rows without logits
     processors are sampled from their raw logits whether others have some or not, since processed logits have
@@ -59,7 +59,7 @@ def in_target_vocabulary(
     ids: torch.Tensor,  # [draft vocab] int64: the target's ids of the tokens, in any order
     vocab_size: int,
 ) -> torch.Tensor:
-    """[rows, window, vocab]: the logits at the target's ids, -inf at all others.
+    """Returns [rows, window, vocab]: the logits at the target's ids, -inf at all others.
 
     All that `pick_tokens` goes by (noise, penalties, bias, masks, forced tokens) has the target's ids: so a
     drafter with a vocabulary of its own picks what the target does as often as its vocabulary allows.
@@ -72,10 +72,11 @@ def score_tokens(
     logits: torch.Tensor,  # [n, vocab], raw
     tokens: torch.Tensor,  # [n] int64
 ) -> torch.Tensor:
-    """[n, 2 + 2 * top] float32, top = MAX_LOGPROBS or the vocabulary if that is less.
+    """Returns [n, 2 + 2 * top] float32, where top is MAX_LOGPROBS or the vocabulary if that is less.
 
-    A token's log-probability, its rank (1 + the number of tokens above it), the ids of the top tokens and
-    their log-probabilities. All in one tensor: float32 holds ids up to 2^24 exactly.
+    A line has a token's log-probability, its rank (1 + the number of tokens above it), the ids of the top
+    tokens and their log-probabilities. One tensor holds them all, since float32 represents ids up to 2^24
+    exactly.
     """
     parts = zip(torch.split(logits, SCORED_AT_ONCE), torch.split(tokens, SCORED_AT_ONCE), strict=True)
     return torch.cat([_score(some, their_tokens) for some, their_tokens in parts])

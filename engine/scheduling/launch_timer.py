@@ -13,20 +13,21 @@ from collections.abc import Callable
 
 from headway.engine.scheduling.plan import Plan, StepResult
 
-# After shorter steps the next one is launched at once.
+# The next step is launched at once after a step that is shorter than this.
 _LEAST_STEP_SECONDS = 5e-3
-# A step is due so long before the one in front is done, and so many times as long as launches have taken of
-# late.
+# A step is due this long before the running step is done, and earlier by this many times the recent launch
+# time.
 _SPARE_SECONDS, _SPARE_LAUNCHES = 1e-3, 2
-# By which a slow launch counts less with each that follows it.
+# The factor by which a slow launch counts less with each launch after it.
 _FORGETTING = 0.9
-# Steps of one kind that are known, and kinds.
+# The numbers of steps that are remembered of each kind, and of kinds.
 _NUM_KNOWN, _NUM_KINDS = 16, 1024
-# Steps whose numbers of rows, prompt tokens and keys before those differ by less than these are of one kind.
+# Steps belong to one kind if their numbers of rows, of prompt tokens and of cached keys before these fall
+# into the same interval of these sizes.
 _ROWS, _TOKENS, _KEYS = 16, 128, 2048
-# A step that takes so many times as long as the shortest of at least so many of its kind, and so long, is
-# told of, but not more often than this. Not one with guided rows: the device waits in it for the host, which
-# fills masks and, at first, captures graphs.
+# A warning is logged for a step that takes this many times as long as the shortest of at least this many
+# steps of its kind, and at least this many seconds, but only once in this time. Steps with guided rows are
+# left out: the device waits in them for the host, which fills masks and, at first, captures graphs.
 _SLOW_TIMES, _SLOW_KNOWN, _SLOW_SECONDS, _TOLD_SECONDS = 8, 8, 0.1, 60.0
 
 logger = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ class LaunchTimer:
         known.append(seconds)
 
     def expect(self, plan: Plan | None, begin: float) -> None:
-        """It is on the device since then. None: no step runs, or its start is unknown; a step is due at
-        once."""
+        """Notes when the plan began on the device. None: no step runs, or its start is unknown, so that the
+        next step is due at once."""
         known = () if plan is None else self._known.get(_kind_of(plan), ())
         seconds = min(known, default=0.0)
         ahead = _SPARE_SECONDS + _SPARE_LAUNCHES * self._launch_seconds

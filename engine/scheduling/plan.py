@@ -19,7 +19,7 @@ from headway.engine.scheduling.request import Request
 # MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they
 # take 0.5 MiB a row.
 MAX_PENDING = 64
-# Of a row whose drafts are verified exactly.
+# The value of RowSetup.reasoning for a row whose drafts are verified exactly.
 NO_REASONING = (0, -1, -1)
 
 

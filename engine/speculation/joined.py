@@ -20,12 +20,12 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import RowSpec
 from headway.kernels import RoundWindow
 
-# Of a round in the average of a row: the last four or so decide.
+# The weight of a round in a row's moving average, so that about the last four rounds decide.
 WEIGHT = 0.25
 PROPOSED, NUM_RIGHT = "proposed", "num_right"
 
-# Of each row, first those of the other drafter, then those of n-gram lookup: the drafts of the round, and the
-# average number that the target began with.
+# The drafts of the round and the average number of accepted ones, by row: first of the other drafter, then of
+# n-gram lookup.
 STATE = (
     RowSpec(PROPOSED, (2, MAX_DEPTH), torch.int64, is_scratch=True),
     RowSpec(NUM_RIGHT, (2,), torch.float32, is_scratch=True),

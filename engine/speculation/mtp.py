@@ -36,9 +36,8 @@ PENDING_HIDDEN, CARRIES = "pending_hidden", "carries"
 
 
 class DraftHead(DraftModel, Protocol):
-    """What an MTP head and an EAGLE-3 head have in common. taps: see Drafter.
-    draft_ids: [draft vocab] int64, the target's id of each token of a vocabulary of its own; None: it has the
-    target's."""
+    """The common interface of an MTP head and an EAGLE-3 head. taps: see Drafter. draft_ids: [draft vocab]
+    int64, the target's id of each token of a vocabulary of its own; None: it has the target's."""
 
     hidden_size: int
     vocab_size: int  # the target's
@@ -118,7 +117,7 @@ class MtpDrafter:
         self._width = max_depth + 1  # the most pairs that the first pass of a round consumes
         self._block_hidden = pool.drafter[BLOCK_HIDDEN]
         self._pending_hidden = pool.drafter[PENDING_HIDDEN]
-        # By layer but the last; empty for one layer.
+        # There is one entry for each layer but the last, and none for a single layer.
         self._block_carries = pool.drafter[BLOCK_CARRIES].unbind(1) if BLOCK_CARRIES in pool.drafter else ()
         self._carries = pool.drafter[CARRIES].unbind(1) if CARRIES in pool.drafter else ()
 
@@ -205,7 +204,7 @@ class MtpDrafter:
         previous = hidden.roll(1, 0).index_copy_(0, prompts.first_places, before)
         # The first pair of a row that begins to decode is (the last one, the token sampled after it).
         newest.index_copy_(0, ids, hidden.index_select(0, prompts.last_places))
-        # What a rejected token leaves the true token overwrites; a block is published only after that.
+        # The state of a rejected token is overwritten by that of the true one before the block is published.
         self._block_hidden[self._pool.ended_blocks(inputs.slot_mapping)] = hidden
         first = _from_position(inputs, 1)
         self._fill_layers(first, previous, lambda k, carries: self._advance_prompts(prompts, ids, k, carries))
@@ -225,7 +224,7 @@ class MtpDrafter:
         return carries.roll(1, 0).index_copy_(0, prompts.first_places, before)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
-        """(h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) wait for the next round's first MTP pass."""
+        """Stores the pairs (h_L, s_{L+1}) .. (h_{L+a}, s_{L+a+1}) for the next round's first MTP pass."""
         num_rows, width = window.token_ids.shape
         store_pending_states(
             self.model.draft_hidden(states).view(num_rows, width, -1),
@@ -294,7 +293,7 @@ class MtpDrafter:
         pairs = len(slot_mapping) // num_rows
         ended = self._pool.ended_blocks(slot_mapping)
         self._block_carries[layer - 1][ended] = previous[:, :pairs].flatten(0, 1)
-        # What stands before the first pair that is not final; where none is, what stood there.
+        # Stores the carry before the first pair that is not final; a row without final pairs keeps its carry.
         num_final = torch.where(rows.kv_lengths < rows.limits, counts.clamp(0, pairs), 0)
         index = num_final[:, None, None].expand(-1, 1, carries.shape[1])
         own.index_copy_(0, rows.state_ids, shifted.gather(1, index)[:, 0])

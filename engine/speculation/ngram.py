@@ -23,7 +23,8 @@ from headway.kernels import Predictions, RoundWindow, propose_ngram, store_token
 # ones are rarer and hardly surer. Shorter ones down to 1 token are tried, too, for a round computes its whole
 # window in any case.
 MAX_NGRAM = 4
-# Of what an output is predicted to be (OpenAI's `prediction`), longer ones tell places of equal lines apart.
+# The longest suffix that is looked up in a predicted output (OpenAI's `prediction`). Longer suffixes tell
+# repeated lines apart.
 MAX_PREDICTED_NGRAM = 16
 TOKEN_IDS, PREDICTIONS = "token_ids", "predictions"
 
@@ -47,7 +48,7 @@ class NgramDrafter:
         self._predictions = pool.drafter[PREDICTIONS]
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        """[rows, depth] int64: drafts for positions L+1 .. L+depth of each row, 0 for padding."""
+        """Returns [rows, depth] int64: drafts for positions L+1 .. L+depth of each row, 0 for padding."""
         predictions = Predictions(
             self._predictions,
             rows.state_ids,

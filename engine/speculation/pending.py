@@ -1,4 +1,5 @@
-"""What rounds without drafts leave to a drafter that sees the tokens of a round when the next one drafts.
+"""The tokens that rounds without drafts leave pending for a drafter. Such a drafter processes the tokens of a
+round when the next round drafts.
 
 The pending tokens of a row are those of its positions L - pending_counts + 1 .. L, from the first place of
 `pending_tokens` on. A drafter catches up with all but the newest, some places of all rows at a time.

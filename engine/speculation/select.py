@@ -1,4 +1,4 @@
-"""Which drafter a configuration names, what it keeps, and its making."""
+"""Finds the drafter that a configuration names, declares its state, and makes it."""
 
 from __future__ import annotations
 

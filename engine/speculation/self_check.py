@@ -25,12 +25,11 @@ RIGHT_SHARE, BROKEN_SHARE = 0.9, 0.65
 # The rates of the sequential test: a right head is called broken, and a broken one right. A head that agrees
 # in 0.73, which is neither, passes once in some 200 times; at 1e-2 it would once in 8.
 FALSE_ALARM, FALSE_PASS = 1e-4, 1e-5
-# Where the texts end before the sequential test does: the level at which an agreement of RIGHT_SHARE is ruled
-# out.
+# The level at which an agreement of RIGHT_SHARE is ruled out where the texts end before the sequential test.
 LATE_FALSE_ALARM = 1e-3
-# Below these numbers of first drafts a test says nothing.
+# A test gives no verdict for fewer first drafts than these.
 LEAST_SURE, LEAST_GREEDY = 24, 32
-# After this number of first drafts only a sequential test that is under way wants more.
+# Once there are this many first drafts, only a sequential test that is under way asks for more.
 ENOUGH_DRAFTS = 512
 # A head is above chance at CHANCE_LEVEL. One that is not has failed if it is right in less than LEAST_SHARE,
 # at the level FALSE_ALARM.

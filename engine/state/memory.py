@@ -19,8 +19,8 @@ from headway.engine.state.pool import NUM_SPARE_ENTRIES
 CPU_KV_CACHE_BYTES = 1 << 30
 CPU_KV_CACHE_SHARE = 0.25
 CPU_MAX_KV_CACHE_SHARE = 0.9
-# Of a GPU's memory that weights leave, what stays free beside the most that steps take: for graphs that are
-# captured while requests are served, and for gaps between tensors.
+# GPU memory that stays free beside the most that steps take, in bytes and as a share of what weights leave:
+# for graphs that are captured while requests are served, and for gaps between tensors.
 CUDA_SPARE_BYTES, CUDA_SPARE_SHARE = 256 << 20, 0.02
 # Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those
 # of recent chats.
@@ -68,8 +68,8 @@ def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
 
 
 def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
-    """(what it gives, what PyTorch took of the GPU's memory for it, which it keeps for the next). Waits for
-    the GPU."""
+    """Returns the result, and the bytes of the GPU's memory that PyTorch took for it, which it keeps. Waits
+    for the GPU."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     result = run()
@@ -114,8 +114,9 @@ def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> 
 def num_kv_blocks(
     config: EngineConfig, *, max_model_len: int, block_bytes: int, available: int, row_bytes: int = 0
 ) -> int:
-    """At least one request of full length and one block more; at most one such request for every row. Where
-    --max-model-len is not set, the full length is cut to what fits.
+    """Returns the number of blocks of the KV cache: enough for one request of full length and one block more,
+    and at most for one such request in every row. Where --max-model-len is not set, the full length is cut to
+    what fits.
 
     config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded, on CUDA less
     those that steps take. row_bytes: those of one row's state; the state of all rows, its checkpoints and the
@@ -203,8 +204,8 @@ def _group_bytes(root: Path) -> Iterator[int]:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """(folder, name of the limit, name of the usage): of this process's group and all above, both
-    versions."""
+    """Yields the folder and the names of its limit and usage files, for this process's control group and all
+    above it, of both versions."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

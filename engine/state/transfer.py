@@ -33,7 +33,7 @@ def _on_host(
     device: torch.device,  # where they go
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """On the way to CUDA in page-locked memory, which PyTorch uses again only after the copy: a copy from
-    pageable memory would wait for every kernel launched before it."""
+    """Returns the values on the host, in page-locked memory if they go to CUDA: a copy from pageable memory
+    would wait for every kernel launched before it. PyTorch reuses page-locked memory only after the copy."""
     host = torch.as_tensor(values, dtype=dtype)
     return host.pin_memory() if device.type == "cuda" else host

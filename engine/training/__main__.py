@@ -52,7 +52,7 @@ from headway.engine.training.trainer import (
 
 MEASURED_TEMPERATURES, MEASURED_TOKENS = (0.0, 0.8), 256
 MEASURED_CACHE_BYTES = 1 << 30
-# All but cuDNN's, whose gradients may differ from run to run.
+# The backends without cuDNN, whose gradients may differ from run to run.
 DETERMINISTIC_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LOGGED_EVERY = 100  # steps, where no progress bar is shown
 DTYPES = ("auto", "float32", "bfloat16", "float16")

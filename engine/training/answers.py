@@ -26,7 +26,7 @@ from headway.engine.protocol.sampling_params import SamplingParams
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the target wrote after a prompt. temperature: 0 for greedy."""
+    """The text that the target wrote after a prompt. temperature: 0 for greedy."""
 
     prompt: list[int]
     answer: list[int]
@@ -35,7 +35,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a server does with the model's answers unless a request says otherwise."""
+    """The generation defaults that a server reads from the model's folder."""
 
     stop_token_ids: list[int]
     repetition_penalty: float

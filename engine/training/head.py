@@ -22,7 +22,7 @@ INITIAL_STD = 0.02
 
 
 class TargetView(NamedTuple):
-    """What the target computed for n tokens of each row. rotary: cosines and sines of all positions."""
+    """The results of the target for n tokens of each row. rotary: cosines and sines of all positions."""
 
     token_ids: torch.Tensor  # [rows, n] int64
     hidden: torch.Tensor  # [rows, n, hidden]: after the final norm

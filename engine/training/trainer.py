@@ -32,8 +32,8 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides about the result besides the data. batch_tokens: of a step, padding included. max_length:
-    tokens of a prompt and its answer, beyond which an answer is cut."""
+    """The settings that the result depends on besides the data. batch_tokens: the tokens of a step, padding
+    included. max_length: the most tokens of a prompt and its answer; longer answers are cut."""
 
     draft_vocab: int
     epochs: int
@@ -44,8 +44,8 @@ class Settings:
 
 
 class Scores(NamedTuple):
-    """By draft in turn, over the tokens of answers: the mean cross entropy with the target's distribution,
-    and the share of tokens that are the target's most probable ones."""
+    """The scores of each draft in turn over the tokens of answers: the mean cross entropy with the target's
+    distribution, and the share of drafts that are the target's most probable tokens."""
 
     losses: torch.Tensor  # [UNROLLED] float32
     agreement: torch.Tensor  # [UNROLLED] float32

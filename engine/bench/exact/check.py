@@ -20,9 +20,10 @@ TOLD_EVERY_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Coverage:
-    """What the trials have exercised. Mutable: the check is its only writer. num_drafted, num_accepted:
-    drafts of the trials, not of their company. num_mixed_steps: rounds that shared their pass with prompts;
-    num_masked_steps: steps with rows under a grammar. num_probe_hits: probes that found a cached prefix."""
+    """Counts what the trials have exercised. Mutable: the check is its only writer. num_drafted,
+    num_accepted: drafts of the trials, not of their company. num_mixed_steps: rounds that shared their pass
+    with prompts; num_masked_steps: steps with rows under a grammar. num_probe_hits: probes that found a
+    cached prefix."""
 
     num_tokens: int = 0
     num_scored: int = 0
@@ -83,7 +84,7 @@ class Check:
             self._tell_now_and_then("runs alone", done + 1, len(indices), began)
 
     def predict(self, vocab_size: int) -> None:
-        """From now on n-gram lookup drafts from what the references wrote."""
+        """Makes n-gram lookup draft from the outputs of the references from now on."""
         self.predictions = {
             index: nearly(answer.token_ids, vocab_size) for index, answer in self.references.items()
         }

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Combination(NamedTuple):
-    """What may differ between two runs of one request, and its temperature.
+    """The conditions that may differ between two runs of one request, and its temperature.
 
     company: requests that run at the same time, 1 for a request alone. chunk: prompt tokens of a step; None:
     the engine's own policy. is_warm: the prefix cache has been filled with the beginning of the prompt.

@@ -24,9 +24,9 @@ Arrival = tuple[int, int, Job]  # steps after the arrival before it, key, job
 
 @dataclass(slots=True)
 class Answer:
-    """What a request got. scores: of each token its log-probability and those of the most probable tokens, in
-    float64, which holds float32 exactly; empty where none were asked for. Mutable: the session is its only
-    writer."""
+    """The output of a request. scores: of each token its log-probability and those of the most probable
+    tokens, in float64, which holds float32 exactly; empty where none were asked for. Mutable: the session is
+    its only writer."""
 
     token_ids: array[int] = field(default_factory=lambda: array("q"))
     scores: array[float] = field(default_factory=lambda: array("d"))

@@ -15,7 +15,7 @@ from headway.engine.protocol.grammar import Grammar, TokenTable
 from headway.engine.protocol.sampling_params import SamplingParams
 
 TEMPERATURE = 0.8
-# Of sampled texts in turn.
+# The filters of sampled texts, which take turns.
 FILTERS: tuple[dict[str, object], ...] = (
     {},
     {"top_p": 0.9},
@@ -27,7 +27,8 @@ NUM_TOP = 1  # tokens whose log-probabilities are compared besides that of the s
 SHARE_AT_BORDERS = 0.5  # of prompts that end where a cached prefix may end, or one token before or after
 NUM_BYTES = 256
 CHARACTERS_PER_TOKEN = 8
-# Of so many tokens of a prediction one is wrong: drafts are rejected after any number that are kept.
+# One of this many tokens of a prediction is wrong, so that drafts are rejected after any number of accepted
+# ones.
 WRONG_EVERY = 7
 
 Prompts = Callable[[random.Random, int], list[int]]

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 # Upper bounds of the temperatures of a class; 0 is greedy.
 _TEMPERATURES = (0.0, 0.5, 0.9)
-# How often a draft is accepted after one that was, before any was seen.
+# The assumed rate at which a draft is accepted after an accepted one, before any was seen.
 _FIRST_RATE = 0.7
 _LEAST_RATE, _MOST_RATE = 0.005, 0.995
-# What a class remembers: at most this many drafts at a position, or those of this many rounds, if they are
-# more.
+# A class remembers at most this many drafts at a position, or those of this many rounds if they are more.
 _MOST_DRAFTS, _MOST_ROUNDS = 150, 16
-# What it forgets in a round that does not reach the position, down to this many drafts.
+# The share of them that it keeps in a round that does not reach the position, down to this many drafts.
 _KEPT_UNSEEN, _LEAST_DRAFTS = 1 - 1 / 32, 16
 # The share of the latest round in how far a request lies from its class.
 _OWN_SHARE = 1 / 16
@@ -134,9 +133,9 @@ class Population:
 
 
 class Record:
-    """What is known of one request's drafts. Mutable: the scheduler is its only writer.
+    """The acceptance of one request's drafts. Mutable: the scheduler is its only writer.
 
-    advantage: by what share more of its drafts are accepted than of its class's.
+    advantage: how far the acceptance of its drafts lies above that of its class.
     """
 
     __slots__ = ("_cap", "_is_new", "_population", "_takes_part", "advantage")

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-# What a measurement at the start weighs, in rounds; and one that was inferred from other sizes.
+# The weight, in rounds, of a measurement at the start, and of a value that was inferred from other sizes.
 _MEASURED_WEIGHT, _INFERRED_WEIGHT = 4.0, 0.5
-# By which a round counts less with each later one of its size.
+# The factor by which the weight of a round decays with each later round of its size.
 _KEPT = 1 - 1 / 64
 # The share by which a round that takes longer than its size usually does moves the pace of all depths.
 _PACE_SHARE = 0.3
-# What all depths together weigh in the slope of each.
+# The weight of all depths together in the slope of each.
 _SHARED_WEIGHT = 0.01
-# What a cached token costs more with each draft, of its cost without drafts: 4 % on an H100 and on an H200
-# (7B model).
+# Each draft raises the cost of a cached token by this share: 4 % on an H100 and on an H200 (7B model).
 _CONTEXT_SHARE_OF_DRAFT = 0.04
 # A round counts at most this many times its estimate: others may have held the device.
 _MOST_TIMES = 2.0

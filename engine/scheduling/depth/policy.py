@@ -17,21 +17,21 @@ from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 # The share of the time that rounds of another depth than the best may lose: of the next deeper one, which
 # tells how often the first draft is accepted that is not tried otherwise, and of all others together.
 _NEXT_SHARE, _OTHERS_SHARE = 0.0035, 0.0015
-# At most this much is saved up for each depth, in rounds, or what the depth is expected to lose if that is
-# more.
+# The most time that is saved up for a depth, in rounds, unless the depth is expected to lose more.
 _MOST_SAVED_ROUNDS = 4.0
-# One round of so many may have another depth than the best: as many as half of its rows, within these bounds.
-# What depths that seem about as good lose is not known that well, and a GPU lowers its clock in deep rounds,
-# which slows those after them down.
+# One round in N may have another depth than the best, where N is half its number of rows, within these
+# bounds. The loss of a depth that seems about as good is not known well, and a GPU lowers its clock in deep
+# rounds, which slows down the rounds after them.
 _LEAST_PERIOD, _MOST_PERIOD = 2.0, 16.0
-# Over so many rounds a change between no drafts and some has to gain the time in which the drafter catches
-# up.
+# A change between no drafts and some must gain back, within this many rounds, the time in which the drafter
+# catches up.
 _CATCH_UP_ROUNDS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What was chosen from. losses: expected seconds by depth; seconds: of a round of the best depth."""
+    """The options of a choice. losses: expected seconds by depth; seconds: those of a round of the best
+    depth."""
 
     best: int
     losses: dict[int, float]
