@@ -1,4 +1,4 @@
-"""Puts an engine together from its configuration: device, model, memory, slot table, scheduler, runner."""
+"""Builds an engine from its configuration: device, model, memory, table of rows, scheduler and runner."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from headway.engine.state.processors import LogitsProcessorTable
 from headway.engine.state.specs import PagedSpec
 from headway.kernels import WIDE_CACHE_SIZE, keep_sums_whole
 
-_MEASURED_BLOCKS = 16  # of the KV cache while steps are tried, whose rows have none
+_MEASURED_BLOCKS = 16  # of the KV cache while steps are tried; their rows use none
 _SHARE_OF_TARGET = 0.9  # of the progress of loading, where a drafter is loaded after it
 
 logger = logging.getLogger(__name__)
@@ -69,10 +69,10 @@ def assemble(
     drafter: Drafter | None = None,
     measuring: Callable[[float], None] = lambda _: None,
 ) -> Engine:
-    """Loads the model and takes the memory. Raises ModelError or ConfigError.
+    """Loads the model and allocates all memory. Raises ModelError or ConfigError.
 
-    progress: called with the share that is loaded. drafter: drafts instead of the one that the configuration
-    names. measuring: called a few times a second while steps are tried on a GPU, with a share that is done.
+    progress: called with the loaded share. drafter: replaces the drafter that the configuration names.
+    measuring: called a few times a second with the finished share while steps are tried on a GPU.
     """
     facts = _facts(config)
     if config.threads is not None:
@@ -106,8 +106,8 @@ def assemble(
 
 
 def load_rank(join: Join, progress: Callable[[float], None]) -> ModelPair:
-    """Loads the share of a rank that is not the first, and takes the steps of `assemble` to that in their
-    order. Raises ModelError or ConfigError."""
+    """Loads the share of a rank that is not the first, by the steps of `assemble` in their order. Raises
+    ModelError or ConfigError."""
     config, facts = join.config, _facts(join.config, join.rank)
     group = group_of(config.tensor_parallel_size, join.rank)
     if config.threads is not None:
@@ -117,8 +117,8 @@ def load_rank(join: Join, progress: Callable[[float], None]) -> ModelPair:
 
 
 def build_rank(join: Join, models: ModelPair) -> Runner:
-    """Connects the rank with the others, which do so now, too, and takes its memory. Raises ModelError,
-    ConfigError and RankError."""
+    """Connects the rank with the others, which connect at the same time, and allocates its memory. Raises
+    ModelError, ConfigError and RankError."""
     group, facts = models.target.group, _facts(join.config, join.rank)
     assert isinstance(group, ProcessGroup), "the models were loaded by a rank"
     group.connect(Path(join.folder), facts.device)
@@ -126,7 +126,7 @@ def build_rank(join: Join, models: ModelPair) -> Runner:
 
 
 def _facts(config: EngineConfig, rank: int = 0) -> DeviceFacts:
-    """Returns what the rank has of its device, which becomes the current one. Raises ConfigError."""
+    """Returns the facts about the rank's device, and makes it the current one. Raises ConfigError."""
     device = wanted_device(config, rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -135,7 +135,7 @@ def _facts(config: EngineConfig, rank: int = 0) -> DeviceFacts:
 
 
 def _available(config: EngineConfig, facts: DeviceFacts) -> int:
-    """Returns the bytes of its device that a rank can take. Raises ConfigError."""
+    """Returns the bytes of its device that a rank can allocate. Raises ConfigError."""
     return available_bytes(facts.device) // ranks_of_device(config, facts.device)
 
 
@@ -146,8 +146,8 @@ def _resolved(
     drafter: Drafter | None = None,
     measuring: Callable[[float], None] = lambda _: None,
 ) -> Resolved:
-    """Prepares the loaded models and resolves the configuration by the memory that they leave, alike on all
-    ranks, which are connected. Raises ConfigError."""
+    """Prepares the loaded models and resolves the configuration by the memory that they leave. All connected
+    ranks come to the same result. Raises ConfigError."""
     group = models.target.group
     available = -group.largest(-_available(config, facts))
     loaded = Outline.of_loaded(models, facts, available)
@@ -163,7 +163,7 @@ def _resolved(
 
 
 def prepare_models(resolved: Resolved, models: ModelPair) -> None:
-    """Brings the loaded weights into their formats, once, and sets what products depend on."""
+    """Converts the loaded weights to their formats, once, and makes the settings that products depend on."""
     config, model = resolved.config, models.target
     if models.draft is not None:
         models.draft.choose_formats(config.draft_lm_head, config.draft_layers)
@@ -185,14 +185,16 @@ def prepare_models(resolved: Resolved, models: ModelPair) -> None:
 def measured_steps_bytes(
     resolved: Resolved, models: ModelPair, drafter: Drafter | None, progress: Callable[[float], None]
 ) -> int:
-    """Returns what steps, graphs and libraries take of the GPU beside what is counted, tried with a KV cache
-    of few blocks, all of which is given back. Compiles the kernels. Raises ConfigError."""
+    """Returns the GPU memory that steps, graphs and libraries take beside what is counted elsewhere. It is
+    measured with a KV cache of few blocks, all of which is freed. Compiles the kernels. Raises
+    ConfigError."""
     few = replace(resolved, num_blocks=_tried_blocks(resolved))
     of_steps = build_device(few, models, drafter, is_tried=True).measured_bytes(
         range(resolved.config.depth + 1), progress=progress
     )
     gc.collect()
-    # Formats may take other than was counted, and what libraries and loaded kernels have taken stays.
+    # The formats may take more or less than was counted, and the memory of libraries and loaded kernels stays
+    # taken.
     left = resolved.outline.available - resolved.draft_bytes - resolved.expanded_bytes
     lost = left - available_bytes(models.target.device)
     logger.info(
@@ -204,8 +206,8 @@ def measured_steps_bytes(
 
 
 def _tried_blocks(resolved: Resolved) -> int:
-    """Returns the blocks with which steps are tried: few, but as many as kernels need to index a cache as
-    they will index the whole one, lest other kernels were compiled for that."""
+    """Returns the number of blocks with which steps are tried: few, but so many that kernels use the same
+    index type as for the whole cache. Otherwise other kernels would have to be compiled later."""
     size, most = resolved.config.block_size, resolved.num_blocks
     paged = (spec for specs in resolved.states for spec in specs if isinstance(spec, PagedSpec))
     wide = (-(-WIDE_CACHE_SIZE // spec.num_elements(size)) for spec in paged)
@@ -220,13 +222,13 @@ def build_device(
     is_tried: bool = False,
     tell: Callable[[Command], None] = tell_nobody,
 ) -> Runner:
-    """Takes the memory of the device: what every rank needs. models: prepared.
+    """Allocates the device memory of a rank and makes its runner. models: prepared ones.
 
-    drafter: as for `assemble`. is_tried: as for StatePool. tell: as for Runner.
+    drafter: see `assemble`. is_tried: see StatePool. tell: see Runner.
     """
     config, model = resolved.config, models.target
     device, vocab_size = model.device, model.spec.vocab_size
-    # These and the rows are taken before the pool takes most of what is left.
+    # These and the rows are allocated before the pool, which takes most of the rest.
     processors = LogitsProcessorTable(config.num_rows, vocab_size, device)
     masks = MaskTable(config.num_rows, config.depth + 1, vocab_size, device)
     rows = take_rows(config, model, resolved.max_model_len)
@@ -258,7 +260,7 @@ def build_device(
 
 
 def build_host(resolved: Resolved) -> Scheduler:
-    """Makes what plans the steps and keeps the books, of which there is one, whatever the number of ranks."""
+    """Makes the scheduler. There is one, whatever the number of ranks."""
     return Scheduler(
         resolved.config,
         num_blocks=resolved.num_blocks,
@@ -274,8 +276,8 @@ def build_host(resolved: Resolved) -> Scheduler:
 
 
 def measured_policy(engine: Engine) -> DepthPolicy:
-    """Returns a policy for an engine with drafts that knows how long its rounds take. No request has come
-    yet."""
+    """Measures the rounds of an engine with drafts, before the first request. Returns the depth policy with
+    these times."""
     max_depth, runner = engine.info.depth, engine.runner
     measured, catch_ups = runner.measure_rounds(range(max_depth + 1)), runner.measure_catch_ups()
     return DepthPolicy(CostTable(runner.row_counts, max_depth, measured, catch_ups), max_depth)
@@ -326,11 +328,11 @@ def _load(
 
 
 def order_sums(model: CausalLM) -> None:
-    """Gives all products that decide about the text one order of sums on a GPU, and tries of which the
-    library may compute many rows.
+    """Makes all products that the text depends on batch-invariant on a GPU: each sums in one order for any
+    number of rows. Tries for which products of many rows the library keeps that order.
 
-    Attention, norms, activations and sampling compute each row for itself everywhere; on a CPU products do in
-    float32 and float64.
+    Attention, norms, activations and sampling compute each row by itself on every device; on a CPU products
+    in float32 and float64 do so, too.
     """
     keep_sums_whole()
     tried: dict[Kind, bool] = {}

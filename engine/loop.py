@@ -1,7 +1,7 @@
-"""The engine's loop: takes mail, asks the scheduler, launches, publishes.
+"""The engine's loop: it takes messages, asks the scheduler for a plan, launches it and publishes the results.
 
-One step stays in flight while the one before is read; it is launched as late as will do. Knows neither
-tensors nor sockets.
+One step runs while the result of the one before is read. A step is launched as late as possible, so that it
+includes requests that arrive meanwhile. Knows neither tensors nor sockets.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from headway.engine.scheduling.updates import refusal_event
 IDLE_SECONDS = 0.5
 STATS_SECONDS = 0.1
 HEARTBEAT_SECONDS = 0.25
-# Between two looks at a step that may be done sooner than foreseen; and the least that mail can be waited
-# for.
+# The time between two checks of a step that may be done sooner than expected, and the shortest wait for
+# messages.
 _LOOK_SECONDS, _LEAST_WAIT_SECONDS = 2e-3, 1e-3
 
 logger = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
-    """A launched step. wait: until the device is done."""
+    """A launched step. wait: returns when the device is done."""
 
     def is_ready(self) -> bool: ...
     def wait(self) -> None: ...
@@ -57,8 +57,9 @@ class Handle(Protocol):
 
 
 class Begun(Protocol):
-    """A step with guided rows whose first half is launched. buffer: for the masks. drafts: waits for them; by
-    row of the round. finish: launches the second half; entries: of the buffer, by row that is masked."""
+    """A step with guided rows whose first half is launched. buffer: takes the masks. drafts: waits for the
+    drafts and returns them by row of the round. finish: launches the second half; entries: the entry of the
+    buffer for each masked row."""
 
     @property
     def buffer(self) -> MaskBuffer: ...
@@ -67,8 +68,8 @@ class Begun(Protocol):
 
 
 class Launcher(Protocol):
-    """An executor of plans: the runner, or a simulation of it. begin: for plans with guided rows; they must
-    be finished."""
+    """An executor of plans: the runner, or a simulation of it. launch: takes plans without guided rows.
+    begin: takes plans with guided rows, which must be finished."""
 
     def launch(self, plan: Plan) -> Handle: ...
     def begin(self, plan: Plan) -> Begun: ...
@@ -82,7 +83,7 @@ class Post(Protocol):
 
 
 class EngineLoop:
-    """Mutable: owns the steps in flight; the only caller of scheduler and runner."""
+    """Mutable: owns the steps in flight, and is the only caller of scheduler and runner."""
 
     def __init__(
         self,
@@ -94,8 +95,7 @@ class EngineLoop:
         auditor: Auditor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """compiler: None: no request may have a grammar. auditor: of this scheduler; None: no request is
-        audited."""
+        """compiler: None if no request may have a grammar. auditor: None if no request is audited."""
         self._compiler = compiler or GrammarCompiler(None, 0)
         self._auditor = auditor or Auditor(scheduler, 0.0)
         self._compiling: dict[int, tuple[Submit, Future[Guide]]] = {}
@@ -111,9 +111,10 @@ class EngineLoop:
         self._has_news = True  # something changed since the last snapshot
 
     def step(self) -> bool:
-        """Takes mail, launches one step if there is work, reads what is ready. False after a Shutdown.
+        """Takes messages, launches one step if there is work, and reads the results that are ready. Returns
+        False after a Shutdown.
 
-        While paused nothing is launched; what is in flight is read, so that no token is held back.
+        While paused it launches nothing, and still reads the steps in flight, so that no token is held back.
         """
         since = self._clock()
         if not self._take_mail():
@@ -157,8 +158,8 @@ class EngineLoop:
             self._launch_timer.expect(plan, self._clock())
 
     def _take_mail(self) -> bool:
-        """Handles queued messages, and those that arrive until the next step must be launched. False after a
-        Shutdown."""
+        """Handles queued messages, and those that arrive until the next step must be launched. Returns False
+        after a Shutdown."""
         messages = self._post.receive(self._mail_seconds())
         while True:
             for message in messages:
@@ -205,7 +206,7 @@ class EngineLoop:
             self._scheduler.set_depth(message.depth)
 
     def _take_compiled(self) -> None:
-        """Takes in the requests whose grammars are compiled; until then they are unknown to the scheduler."""
+        """Adds the requests whose grammars are compiled, which the scheduler does not know before."""
         self._compiler.tend()
         for request_id, (message, guide) in list(self._compiling.items()):
             if guide.done():
@@ -217,7 +218,7 @@ class EngineLoop:
             request = _request(message, None if guide is None else guide.result())
             self._auditor.recall()
             self._scheduler.add(request)
-            if not request.output_token_ids:  # of other tokens nobody here knows the log-probabilities
+            if not request.output_token_ids:  # the log-probabilities of earlier tokens are unknown
                 self._auditor.watch(request, message.label or str(message.request_id))
         except RequestError as error:
             self._post.send(RoundOutput([refusal_event(message.request_id, error)]))
@@ -226,8 +227,8 @@ class EngineLoop:
             self._scheduler.count_fault(message.request_id, describe_fault(error))
 
     def _publish(self, plan: Plan, handle: Handle, *, following: Plan | None = None) -> None:
-        """Sends what the step gave. A step launched after this one begins when it ends: `following`, else
-        that in flight."""
+        """Sends the results of the step. The next step begins when this one ends: it is `following`, or else
+        the one in flight."""
         if following is None and self._in_flight:
             following = self._in_flight[0][0]
         was_done = handle.is_ready()
@@ -263,7 +264,7 @@ class EngineLoop:
 
 
 def _request(message: Submit, guide: Guide | None) -> Request:
-    """Raises RequestError where the grammar has no such output."""
+    """Raises RequestError if the output so far does not match the grammar."""
     output_token_ids = list(message.output_token_ids or ())
     if guide is not None:
         guide.advance(output_token_ids)

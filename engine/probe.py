@@ -1,5 +1,5 @@
-"""Tries an engine before its first request comes: whether its logits are numbers, and whether its drafts are
-the model's words."""
+"""Checks an engine before its first request: whether its logits are numbers, and whether its drafts agree
+with the model."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.speculation.self_check import LEAST_GREEDY, Evidence
 
 NUM_PROBES = 4
-# Texts by which drafts are checked, each half of them greedy and sampled, as many at once as there are rows;
-# their greatest length; and the longest that it may take.
+# The number of texts by which drafts are checked, half of them greedy and half sampled, the greatest length
+# of each in tokens, and the longest time of the check.
 NUM_TEXTS, TEXT_TOKENS, CHECK_SECONDS = 16, 256, 1.5
 
 logger = logging.getLogger(__name__)
 
 
 def check_logits(engine: Engine) -> None:
-    """Raises ModelError if the logits of every one of some prompts of one token are NaN or infinite.
+    """Runs a few prompts of one token. Raises ModelError if the logits of all of them are NaN or infinite.
 
-    A single token may have a broken embedding that is never used. Before the engine's own scheduler has
-    planned anything: afterwards all rows are free again, and the cache's contents are not looked up.
+    One broken prompt is no fault, since its token may have a broken embedding that is never used. The check
+    runs before the engine's own scheduler has planned anything; afterwards all rows are free, and no prefix
+    is found in the cache.
     """
     info, scheduler = engine.info, _own_scheduler(engine.info)
     num_probes = min(NUM_PROBES, info.vocab_size)
@@ -60,7 +61,7 @@ def check_logits(engine: Engine) -> None:
 
 
 def wants_check(info: EngineInfo) -> bool:
-    """Returns whether there is a drafter with weights whose drafts mean anything."""
+    """Returns whether the drafter has weights and its drafts are meaningful."""
     return (
         DRAFTER_TRAITS[info.drafter].has_weights
         and not info.has_dummy_weights
@@ -69,9 +70,9 @@ def wants_check(info: EngineInfo) -> bool:
 
 
 def settle_taps(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> None:
-    """Finds out what an EAGLE-3 head means by the ids of its taps, of which engines have two conventions: by
-    the same texts, once with each, each in limit_seconds. The one that is right more often is taken, the
-    first where they are equal or one was hardly tried. Before steps are captured: see `check_drafts`. Raises
+    """Chooses between the two conventions for the layer ids of an EAGLE-3 head. It runs the same texts with
+    each, for up to limit_seconds, and keeps the one whose drafts are right more often; the first if they are
+    equal or one was hardly tried. It must run before steps are captured, see `check_drafts`. Raises
     ConfigError where other ranks would have to change theirs, too."""
     head, info = engine.runner.launcher.context.drafter.model, engine.info
     if not isinstance(head, Eagle3Head) or head.other_taps is None or not wants_check(info):
@@ -99,11 +100,10 @@ def settle_taps(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: i
 
 
 def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: int = 0) -> DraftCheck:
-    """Returns whether the drafter drafts what the model says, from texts that the model writes by itself
-    after one random token. N-grams that join it are left out.
+    """Checks whether the drafter drafts what the model says, in texts that the model writes after one random
+    token. N-grams that join the drafter are left out.
 
-    It takes at most limit_seconds and the step that begins last. Nothing of it stays, and no graph is
-    captured: see `check_logits`.
+    It takes at most limit_seconds and the step that begins last. It leaves no state, and captures no graph.
     """
     began = time.monotonic()
     knows_sure = DRAFTER_TRAITS[engine.info.drafter].reads_head
@@ -113,7 +113,7 @@ def check_drafts(engine: Engine, *, limit_seconds: float = CHECK_SECONDS, seed: 
 
 
 def _write_texts(engine: Engine, evidence: Evidence, *, limit_seconds: float, seed: int) -> None:
-    """Collects the rounds of some texts, which the seed fixes, until no more are wanted."""
+    """Collects the rounds of texts, which the seed determines, until the evidence suffices."""
     began = time.monotonic()
     info, scheduler, draw = engine.info, _own_scheduler(engine.info), random.Random(seed)
     last: dict[int, int] = {}
@@ -123,7 +123,7 @@ def _write_texts(engine: Engine, evidence: Evidence, *, limit_seconds: float, se
         max_tokens = min(TEXT_TOKENS, info.max_model_len - 1)
         scheduler.add(Request(i, [last[i]], sampling, max_tokens=max_tokens, joins_ngrams=False))
     step_seconds = 0.0
-    # The last texts are left unfinished, so that rounds keep about the same number of rows.
+    # The last texts stay unfinished, so that rounds keep about the same number of rows.
     num_left = min(NUM_TEXTS, info.max_running) // 2
     with engine.runner.without_captures():
         while scheduler.num_requests > num_left and evidence.wants_more:
@@ -159,7 +159,7 @@ def act_on_check(engine: Engine, check: DraftCheck, *, is_required: bool) -> Eng
 
 
 def _observe(evidence: Evidence, event: TokenEvent, last: dict[int, int]) -> None:
-    """last: the last token of each text, which is brought up to date."""
+    """Adds a round of a text to the evidence. last: the last token of each text, which is updated."""
     if event.token_ids and event.num_drafted and event.logprobs is not None:
         place = event.draft_start
         evidence.observe(
@@ -175,8 +175,8 @@ def _observe(evidence: Evidence, event: TokenEvent, last: dict[int, int]) -> Non
 
 
 def _clear(engine: Engine, scheduler: Scheduler) -> None:
-    """Frees the rows, and wipes blocks that may hold NaN: those of texts that came to it, and those of texts
-    that go no further, of which drafts may have."""
+    """Frees the rows, and wipes blocks that may hold NaN: those of texts whose logits had some, and those of
+    unfinished texts, since their drafts may have written some."""
     state = scheduler.state
     held = [block_id for request in state.running for block_id in request.block_ids]
     wiped = tuple({*state.broken_block_ids, *held})
@@ -185,7 +185,8 @@ def _clear(engine: Engine, scheduler: Scheduler) -> None:
 
 
 def _own_scheduler(info: EngineInfo) -> Scheduler:
-    """Returns a scheduler beside the engine's own, whose requests leave no prefixes and no counts."""
+    """Returns a scheduler besides the engine's own, whose requests leave neither cached prefixes nor
+    counts."""
     config = EngineConfig(
         model_path="",
         depth=info.depth,

@@ -1,8 +1,8 @@
 """The engine process: `python -P -m headway.engine.process ADDRESS`.
 
-Its configuration is the first frame. It leaves on Shutdown, on a failure that it reports, and when the
-process that started it is gone. Not on SIGTERM: service managers send it to every process of a group, and
-the API process lets requests finish first.
+Its configuration is the first frame. It ends on Shutdown, on a failure that it reports, and when the process
+that started it is gone. It ignores SIGTERM: service managers send it to every process of a group, and the API
+process lets requests finish first.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ logger = logging.getLogger("headway.engine")
 
 
 def main(address: str, parent: int) -> int:
-    """Serves until told to leave, or until another process than `parent` is this one's parent, which may have
+    """Serves until it is told to end, or until `parent` is no longer this process's parent, which may have
     ended while libraries were imported. Returns the exit status: 0 after a Shutdown, 1 after a failure."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # asks where the threads stand, without a dump of all memory
+    faulthandler.register(signal.SIGUSR1)  # prints the stacks of all threads
     with closing(Mailbox(address)) as mailbox:
         first = _receive_configuration(mailbox, parent)
         if first is None:
@@ -66,7 +66,7 @@ def main(address: str, parent: int) -> int:
 
 
 def _receive_configuration(mailbox: Mailbox, parent: int) -> Configure | None:
-    """Waits as long as the process that started this one may, which may download a model meanwhile."""
+    """Waits for the first message while the parent lives, which may download a model meanwhile."""
     while os.getppid() == parent:
         messages = mailbox.receive(LOOK_SECONDS)
         if messages:
@@ -88,7 +88,7 @@ def _serve(first: Configure, mailbox: Mailbox, parent: int) -> None:
 
 
 def _run(engine: Engine, first: Configure, mailbox: Mailbox, parent: int) -> None:
-    """Serves with an engine that is put together. Raises RankError where another rank ends."""
+    """Prepares the engine and serves. Raises RankError where another rank ends."""
     config, depths = first.config, range(engine.info.depth + 1)
     settle_taps(engine)
     with log_seconds("capturing steps"):

@@ -1,4 +1,4 @@
-"""Decides which waiting requests get a row, and which running ones give theirs up for it. Knows ids and
+"""Decides which waiting requests get a row, and which running ones are preempted for them. Knows ids and
 numbers."""
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ Admitted = tuple[Request, TokenHistory | None]
 class Admission:
     """Mutable: moves requests from the queue to the running ones, in the order of their turns (see `Queue`).
 
-    A running request gives way when one with a better turn needs its blocks. For a waiting request only a
-    further choice of a group gives way, and only if the waiting request's group has no row. max_extra_rows:
-    the most rows besides the first of each group. counts_prefix_queries: whether the prefix cache is on.
+    A running request is preempted when one with a better turn needs its blocks. For a waiting request only a
+    further choice of a group is preempted, and only if the waiting request's group has no row.
+    max_extra_rows: the most rows besides the first one of each group. counts_prefix_queries: whether the
+    prefix cache is on.
     """
 
     def __init__(
@@ -30,9 +31,9 @@ class Admission:
         self._counts_prefix_queries = counts_prefix_queries
 
     def make_room(self, budget: int) -> None:
-        """Preempts further choices of groups until groups without a row have rows and blocks. Runs before
-        admission, so that no request that the device does not know yet has to move. budget: prompt tokens of
-        the step."""
+        """Preempts further choices of groups until groups without a row can have rows and blocks. It runs
+        before admission, so that no request has to move that the device does not know yet. budget: the prompt
+        tokens of the step."""
         state = self._state
         if not state.waiting or state.waiting.num_extra == 0:
             return
@@ -67,7 +68,8 @@ class Admission:
         return queue.first(allows_extra=queue.num_extra < self._max_extra_rows)
 
     def _may_give_way(self, request: Request, priority: int) -> bool:
-        """Returns whether the running request gives way to one of that priority whose group has no row."""
+        """Returns whether the running request may be preempted for one of that priority whose group has no
+        row."""
         turn = self._state.waiting.turn(request)
         return turn.rank > 1 and turn.priority >= priority
 
@@ -81,7 +83,7 @@ class Admission:
         )
 
     def _try_admit(self, request: Request, admitted: list[Admitted]) -> None:
-        """The request goes on waiting if there are not enough blocks."""
+        """Admits the request, unless there are too few blocks."""
         state = self._state
         history = history_of(request)
         if not self._supply.take_for_admission(request):

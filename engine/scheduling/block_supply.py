@@ -1,6 +1,7 @@
-"""Blocks for requests: shared prefixes, blocks for the next round, and spare blocks that save later grants.
+"""Supplies requests with blocks: shared prefixes, blocks for the next round, and spare blocks that save later
+grants.
 
-A round may be in flight when blocks are granted, so what a row may have done meanwhile is bounded from above.
+A round may be in flight when blocks are granted, so that the length of a row is only bounded from above.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ SPARE_TOKENS = 128
 
 
 class BlockSupply:
-    """Mutable: writes the blocks of requests in the scheduler's state. num_blocks: of the whole cache."""
+    """Mutable: writes the blocks of requests in the scheduler's state. num_blocks: the size of the whole
+    cache."""
 
     def __init__(self, state: SchedulerState, num_blocks: int) -> None:
         self._state = state
@@ -33,10 +35,10 @@ class BlockSupply:
         return first_new_blocks
 
     def take_for_admission(self, request: Request) -> bool:
-        """Takes blocks for all tokens of the request, a first round and perhaps spares: shared where the
-        prefix cache has them, else new. Returns False if there are not enough.
+        """Allocates blocks for all tokens of the request, a first round and perhaps spares. Blocks in the
+        prefix cache are shared. Returns False if there are not enough.
 
-        A prompt that is to be scored is computed from its first token on.
+        A scored prompt is computed from its first token on.
         """
         state = self._state
         hits = [] if request.scores_prompt else state.prefixes.match(request)
@@ -52,15 +54,15 @@ class BlockSupply:
         return True
 
     def has_blocks(self, count: int) -> bool:
-        """Returns whether `count` blocks are free, once spares are taken back where they are needed."""
+        """Returns whether `count` blocks are free. Takes back spares if they are needed for that."""
         num_free = self._state.blocks.num_free
         return count <= num_free or (self.take_back_spares() and count <= self._state.blocks.num_free)
 
     def take_back_spares(self) -> bool:
         """Frees the spare blocks of all rows; returns whether any row had some.
 
-        No round in flight reaches them, and a row reaches what its device table still says of them only after
-        a later grant has replaced it.
+        No round in flight reaches them. The device table still lists them, but a later grant replaces these
+        entries before the row reaches them.
         """
         has_freed = False
         for request in self._state.running:
@@ -75,7 +77,8 @@ class BlockSupply:
         return has_freed
 
     def _grow_row(self, request: Request, first_new_blocks: list[tuple[Request, int]]) -> None:
-        """Does nothing if the request lacks no block, or was itself preempted as the last in turn."""
+        """Grants blocks for the next round of the request, if it lacks some. It may preempt others, or the
+        request itself if that is the last in turn."""
         state = self._state
         first = len(request.block_ids)
         missing = self._num_needed(request, request.num_computed) - first
@@ -92,17 +95,17 @@ class BlockSupply:
     def _num_needed(self, request: Request, length: int) -> int:
         """Returns the blocks needed for one more round if every round in flight keeps all its drafts.
 
-        With depth 3 and one round in flight from length 10 the row may have come to 14; the next round
-        writes positions 14 .. 17, so 18 tokens must have their place, or `limit` if that is less.
+        With depth 3 and one round in flight from length 10 the row may have reached 14; the next round writes
+        positions 14 .. 17, so that blocks for 18 tokens are needed, or for `limit` if that is less.
         """
         window = self._state.depth + 1
         num_tokens = min(request.limit, length + request.num_tokens_in_flight + window)
         return -(-num_tokens // self._state.block_size)
 
     def _num_spare(self, request: Request, missing: int) -> int:
-        """Returns the number of blocks to grant before they are needed, as long as half of the cache stays
-        free (unused cached prefixes count as free). They spare later grants, and are taken back when another
-        request lacks blocks."""
+        """Returns the number of spare blocks to grant, as long as half of the cache stays free (unused cached
+        prefixes count as free). They save later grants, and are taken back when another request lacks
+        blocks."""
         block_size = self._state.block_size
         num_wanted = -(-request.limit // block_size) - len(request.block_ids) - missing
         num_left = self._state.blocks.num_free - missing - self._num_blocks // 2

@@ -1,5 +1,4 @@
-"""Tracks which blocks of the KV cache are in use, by how many, and which unused ones still hold a known
-prefix.
+"""Tracks the users of each block of the KV cache, and the unused blocks that still hold a known prefix.
 
 Knows block ids, counts and opaque keys; nothing of tokens, requests or memory.
 """
@@ -19,7 +18,7 @@ class BlockAllocator:
         used   count > 0         with a key (others may share it) or without
         idle   count 0, a key    can be shared again; evicted when no block is free, longest idle first
 
-    on_unpublish: called with each key that no block has any longer.
+    on_unpublish: called with each key that no block has any more.
     """
 
     def __init__(self, num_blocks: int, *, on_unpublish: Callable[[bytes], None] | None = None) -> None:
@@ -32,7 +31,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out: idle ones are among them."""
+        """Returns the number of blocks that `allocate` can hand out, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -41,24 +40,24 @@ class BlockAllocator:
 
     @property
     def num_cached(self) -> int:
-        """Idle blocks: unused, but still holding a prefix."""
+        """Returns the number of idle blocks: unused ones that still hold a prefix."""
         return len(self._idle)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Blocks of the caller's own, all of them or none."""
+        """Returns `count` blocks that only the caller uses, or None if there are not enough."""
         return [self._take() for _ in range(count)] if count <= self.num_free else None
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """One more owner for each block, which must be published."""
+        """Adds one user to each block, which must be published."""
         for block_id in block_ids:
             assert self.is_published(block_id), f"block {block_id} was never published, it cannot be shared"
             self._idle.pop(block_id, None)
             self._counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """One owner less for each block of a table, given in the table's order.
+        """Removes one user from each block of a table, in the table's order.
 
-        The tail goes first, so that it is evicted first: a prefix outlives its continuations.
+        The last block is freed first, so that it is evicted first: a prefix outlives its continuations.
         """
         for block_id in reversed(block_ids):
             assert self._counts[block_id] > 0, f"block {block_id} is freed, but not in use"
@@ -67,14 +66,14 @@ class BlockAllocator:
                 self._put_back(block_id)
 
     def publish(self, block_id: int, key: bytes) -> None:
-        """Makes a used block findable by its key; a key that another block already has stays there."""
+        """Makes a used block findable by its key, unless another block has that key already."""
         assert self._counts[block_id] > 0, f"block {block_id} is published, but not in use"
         assert self._keys.get(block_id, key) == key, f"block {block_id} is published under two keys"
         if self._blocks.setdefault(key, block_id) == block_id:
             self._keys[block_id] = key
 
     def unpublish(self, block_ids: Iterable[int]) -> None:
-        """Makes these used blocks unfindable; requests that share one keep it."""
+        """Makes these used blocks unfindable. Requests that share one keep it."""
         for block_id in block_ids:
             if block_id in self._keys:
                 self._forget_key(block_id)

@@ -1,5 +1,4 @@
-"""Tracks which published blocks have a checkpoint: a copy of the row state that layers without a KV cache
-keep, at the block's end.
+"""Tracks which published blocks have a checkpoint: a copy of the recurrent state at the block's end.
 
 A prefix hit of a model with row state can only end where there is a checkpoint. Knows ids and opaque keys; no
 tensors.
@@ -14,8 +13,8 @@ class Checkpoints:
     """Mutable: the prefix cache is the only writer.
 
     A checkpoint is free, pending (taken for a request whose block is not published yet) or kept under the key
-    of a published block. When none is free, the one that was kept and used longest ago is taken; pending ones
-    are never taken.
+    of a published block. When none is free, the least recently used kept one is taken; pending ones are never
+    taken.
     """
 
     def __init__(self, count: int) -> None:
@@ -25,7 +24,7 @@ class Checkpoints:
 
     @property
     def num_kept(self) -> int:
-        """The published blocks that have a checkpoint."""
+        """Returns the number of published blocks with a checkpoint."""
         return len(self._kept)
 
     def has(self, key: bytes) -> bool:

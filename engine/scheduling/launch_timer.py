@@ -1,7 +1,7 @@
 """Decides how long the launch of the next step may wait: until shortly before the running step is done.
-Requests that arrive meanwhile get into it, and need not wait for one more.
+Requests that arrive meanwhile join it instead of the step after it.
 
-Steps are foreseen by the device's own clock, by which a host that comes late does not make them longer.
+The lengths of steps are predicted by the device's own clock, so that a late host does not make them longer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Kind = tuple[bool, int, int, int, int]
 
 
 class LaunchTimer:
-    """Mutable: what steps and launches took, and when the next step is due. Times in seconds, by the clock.
+    """Mutable: keeps the times of steps and launches, and when the next step is due. Times are in seconds.
 
-    Of each kind the shortest step known counts, for what is launched late leaves the device idle. What a kind
-    leaves out, such as the keys of the round's rows, may make steps shorter than all of them.
+    The shortest known step of a kind is the prediction, because a late launch leaves the device idle. Steps
+    may be even shorter, since a kind leaves out facts such as the keys of the round's rows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class LaunchTimer:
         self._told: float | None = None
 
     def learn_launch(self, since: float) -> None:
-        """A step was launched, with all that the host did for it since then, or since it was due."""
+        """Learns the time of a launch: all work of the host for it since then, or since it was due."""
         seconds = self._clock() - (since if self._due is None else max(since, self._due))
         self._launch_seconds = max(seconds, _FORGETTING * self._launch_seconds)
 
@@ -84,7 +84,7 @@ class LaunchTimer:
         self._due = begin + seconds - ahead if seconds >= _LEAST_STEP_SECONDS else None
 
     def seconds_until_due(self) -> float:
-        """Returns the time until the next step is due; 0 or less: it is."""
+        """Returns the time until the next step is due, 0 or less if it is."""
         return 0.0 if self._due is None else self._due - self._clock()
 
 

@@ -16,8 +16,8 @@ from headway.engine.protocol.stats import StageSeconds
 from headway.engine.scheduling.depth.costs import RoundLoad
 from headway.engine.scheduling.request import Request
 
-# MAX_PENDING: pairs of a row that wait for the drafter; a round without drafts adds one. Of a 7B model they
-# take 0.5 MiB a row.
+# The most pairs of a row that may wait for the drafter; a round without drafts adds one. They take 0.5 MiB a
+# row for a 7B model.
 MAX_PENDING = 64
 # The value of RowSetup.reasoning for a row whose drafts are verified exactly.
 NO_REASONING = (0, -1, -1)
@@ -33,7 +33,7 @@ class RowMove:
 
 @dataclass(frozen=True, slots=True)
 class TokenHistory:
-    """The tokens that logits processors need of a request when it is given a row."""
+    """The tokens of a request that logits processors need when it gets a row."""
 
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
@@ -42,12 +42,12 @@ class TokenHistory:
 
 @dataclass(frozen=True, slots=True)
 class RowSetup:
-    """A request takes a row. Until its prefill ends the row is padding for decode rounds.
+    """A request gets a row. Until its prefill ends the row is padding for decode rounds.
 
-    depth_cap: the most drafts of its rounds, whatever the depth of these. history: given iff
-    sampling.adjusts_logits. checkpoint: that of the prefix hit, from which the state of the row goes on, if
-    the model keeps any; None: from zero. prediction_token_ids: what its output probably is. joins_ngrams: see
-    Request. reasoning: see `reasoning_of`.
+    depth_cap: the most drafts of the row in any round. history: given iff sampling.adjusts_logits.
+    checkpoint: the checkpoint of the prefix hit from which the row's recurrent state starts; None: it starts
+    from zero. prediction_token_ids: the predicted output. joins_ngrams: see Request. reasoning: see
+    `reasoning_of`.
     """
 
     request_id: int
@@ -65,7 +65,7 @@ class RowSetup:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSave:
-    """The state of the row after the step's pass is copied to the checkpoint."""
+    """The row's state is copied to the checkpoint after the step's pass."""
 
     row: int
     checkpoint: int
@@ -73,7 +73,7 @@ class CheckpointSave:
 
 @dataclass(frozen=True, slots=True)
 class BlockGrant:
-    """Blocks that the row may use from now on: entries [first_index, first_index + len) of its table."""
+    """Grants blocks to a row: entries [first_index, first_index + len) of its block table."""
 
     row: int
     first_index: int
@@ -84,12 +84,12 @@ class BlockGrant:
 class PrefillChunk:
     """Tokens [start, start + len(token_ids)) of a request are computed and enter the KV cache.
 
-    hidden_block_id: the block whose stored hidden state is that of token start - 1 (the first chunk after a
-    prefix hit); None when start is 0 or the chunk continues the row's own previous one. is_last: a token is
-    sampled after this chunk, and the row takes part in rounds from the next step on. is_generated: the tokens
-    are not the prompt's but were generated, before the request was preempted. Only where prompts are cut on a
-    grid (see `next_chunk`) no chunk has tokens of both kinds; elsewhere it is False. scored_token_ids: the
-    prompt's tokens start + 1, start + 2, ...; their log-probabilities come back, each with those of num_top
+    hidden_block_id: the block that stores the hidden state of token start - 1, for the first chunk after a
+    prefix hit; None if start is 0 or the chunk continues the row's previous one. is_last: a token is sampled
+    after this chunk, and the row takes part in rounds from the next step on. is_generated: the tokens were
+    generated before the request was preempted. This is told apart only where prompts are cut on a grid (see
+    `chunk_end`), so that no chunk has tokens of both kinds; elsewhere it is False. scored_token_ids: the
+    prompt's tokens start + 1, start + 2, ... whose log-probabilities are wanted, each with those of num_top
     tokens.
     """
 
@@ -106,17 +106,18 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Applied in the order of the fields; chunks and round share one forward pass where both are
-    given.
+    """One step, which is executed in the order of the fields. Chunks and round share one forward pass if both
+    are given.
 
     released_rows: rows whose request ended or was preempted; they become padding. wiped_block_ids: unused
-    blocks that hold NaN; zeroed before all else, since 0 * NaN is NaN. decode_request_ids: by row, None where
-    the row is padding in this round; () when no round is run. Its length is the number of active rows R; rows
-    of this step's chunks are never in it. depth: that of the deepest row of the round. load: what the depth
-    policy is told of the round; None: no round, no policy, or audits alone. catches_up: the drafter first
-    sees what rounds without drafts have left pending of the rows of the round. saves: made after the pass,
-    for models whose layers keep row state. guided_rows: rows of the round and of last chunks whose next
-    tokens a grammar restricts; a step that has any runs in two halves, and its masks are filled between them.
+    blocks that hold NaN; they are zeroed first, since 0 * NaN is NaN. decode_request_ids: the request of each
+    row of the round, None for padding; () without a round. Its length is the number of active rows R; rows of
+    this step's chunks are never in it. depth: the depth of the deepest row of the round. load: the load of
+    the round for the depth policy; None without a round or a policy, and for audits. catches_up: the drafter
+    first processes the tokens that rounds without drafts have left pending in the rows of the round. saves:
+    checkpoints that are saved after the pass, for models with recurrent state. guided_rows: rows of the round
+    and of last chunks whose next tokens a grammar restricts. A step with guided rows runs in two halves, and
+    its masks are filled between them.
     """
 
     step: int
@@ -146,8 +147,9 @@ class StepResult:
     first_token_ids: one for each chunk of the plan with is_last, in the plan's order. emitted: by row of the
     round, the tokens that stay (accepted drafts, then the bonus token); empty for padding rows.
     first_logprobs, emitted_logprobs: one for each token, None where not requested; () if no request asked for
-    any. prompt_logprobs: by chunk of the plan, None where no tokens were to be scored; () if nowhere were.
-    faults: (request id, what went wrong) for each request whose row could not be set up; it is padding.
+    any. prompt_logprobs: one for each chunk of the plan, None where no tokens were scored; () if none were in
+    any chunk. faults: the request id and a description for each request whose row could not be set up; the
+    row is padding.
     """
 
     first_token_ids: tuple[int, ...] = ()
@@ -167,7 +169,7 @@ def row_of(request: Request) -> int:
 
 
 def history_of(request: Request) -> TokenHistory | None:
-    """Returns what the logits processors need to know of the request's tokens, or None if it uses none."""
+    """Returns the tokens of the request that logits processors need, or None if it uses no processors."""
     if not request.sampling.adjusts_logits:
         return None
     stop = tuple(sorted(request.stop_token_ids))
@@ -176,8 +178,8 @@ def history_of(request: Request) -> TokenHistory | None:
 
 def reasoning_of(request: Request) -> tuple[int, int, int]:
     """Returns the phase of the request's reasoning after its output so far, and the ids that begin and end
-    it, as the kernel `relax_acceptance` has them. Where logits are adjusted or masked, the rule, which knows
-    raw logits alone, holds nowhere."""
+    the reasoning, for the kernel `relax_acceptance`. The rule sees raw logits only, so that it is off where
+    logits are adjusted or masked."""
     span = request.sampling.relaxed_thinking
     if span is None or request.sampling.adjusts_logits or request.guide is not None:
         return NO_REASONING
@@ -216,11 +218,11 @@ def block_grant(request: Request, first_index: int) -> BlockGrant:
 
 
 def chunk_end(request: Request, budget: int, grid: int | None) -> int:
-    """Returns the number of tokens at which the request's next chunk of at most `budget` tokens ends:
-    num_computed if it has none.
+    """Returns the position at which the request's next chunk of at most `budget` tokens ends; num_computed if
+    there is none.
 
-    grid: chunks of the prompt begin at its multiples, and end there or with the prompt; tokens that were
-    generated have chunks of their own. None: chunks end anywhere.
+    grid: chunks of the prompt begin at its multiples, and end there or with the prompt; generated tokens have
+    chunks of their own. None: chunks may end anywhere.
     """
     start, length = request.num_computed, len(request.prompt_token_ids)
     end = min(start + budget, request.num_tokens)
@@ -232,8 +234,8 @@ def chunk_end(request: Request, budget: int, grid: int | None) -> int:
 def next_chunk(
     request: Request, end: int, hidden_block_id: int | None, *, is_generated: bool = False
 ) -> PrefillChunk:
-    """Returns the chunk of the tokens from num_computed to end; its hidden states score the prompt's tokens
-    that follow each of them."""
+    """Returns the chunk of the tokens from num_computed to end. Its hidden states score the prompt tokens
+    that follow."""
     start = request.num_computed
     scored = request.prompt_token_ids[start + 1 : end + 1] if request.scores_prompt else []
     return PrefillChunk(

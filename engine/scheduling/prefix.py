@@ -1,8 +1,9 @@
-"""Finds the blocks that already hold the beginning of a request: a chain of sha256 keys over blocks of token
-ids.
+"""Finds the blocks that already hold the beginning of a request, by a chain of sha256 keys over blocks of
+token ids.
 
-A key stands for all tokens up to its block's end, so equal keys mean equal content. The chain's root mixes
-all else that the content depends on. Knows nothing of rows or rounds: the caller says what is filled.
+A key stands for all tokens up to its block's end, so equal keys mean equal content. The chain's root covers
+everything else that the content depends on. Knows nothing of rows or rounds: the caller says which tokens are
+computed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from headway.engine.scheduling.request import Request
 
 @dataclass(slots=True)
 class _Chain:
-    """Keys of a request's first blocks, each hashed once, and how many blocks were offered already. borders:
-    numbers of tokens after which a checkpoint of the row state is wanted."""
+    """The keys of a request's first blocks, each hashed once, and the number of blocks that were offered
+    already. borders: the positions at which a checkpoint of the row state is wanted."""
 
     root: bytes
     keys: list[bytes] = field(default_factory=list)
@@ -30,12 +31,12 @@ class _Chain:
 class PrefixCache:
     """Mutable: the scheduler is its only writer. It reads requests and keeps one chain for each.
 
-    checkpoints: of a model whose layers keep row state. A hit ends at a checkpoint then, and checkpoints are
-    made at the two borders of a prompt where they serve most: where the blocks end that it shares with others
-    but found no checkpoint for, and at its last border that another prompt can hit (a chat's next turn).
-    None: every published block can end a hit. prompt_grid: tokens of prompts and generated ones are computed
+    checkpoints: those of a model with recurrent state, whose hits must end at a checkpoint. They are made at
+    the two borders of a prompt where they are most useful: at the end of the blocks that it shares with
+    others but found no checkpoint for, and at the last border that another prompt can hit (a chat's next
+    turn). None: every published block can end a hit. prompt_grid: prompts and generated tokens are computed
     in different ways, so that only blocks of prompts are published, and found for prompts only; borders are
-    multiples of it. None: it makes no difference who wrote a token.
+    multiples of prompt_grid. None: both are computed alike.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class PrefixCache:
         self._chains: dict[int, _Chain] = {}
 
     def match(self, request: Request) -> list[int]:
-        """The published blocks that hold the request's first tokens; they are not shared yet.
+        """Returns the published blocks that hold the request's first tokens; they are not shared yet.
 
         At most floor((N - 1) / block size) blocks of N tokens: the last token is always computed, and
         since nothing is ever written below it, a shared block is never rewritten.
@@ -79,15 +80,15 @@ class PrefixCache:
         return block_ids
 
     def checkpoint(self, request: Request) -> int | None:
-        """Returns the checkpoint at the end of the request's hit, from which its row goes on; None: the row's
+        """Returns the checkpoint at the end of the request's hit, from which its row starts; None: the row's
         state is zero."""
         if self._checkpoints is None or request.num_cached == 0:
             return None
         return self._checkpoints.use(self._chain(request).keys[request.num_cached // self._block_size - 1])
 
     def next_border(self, request: Request) -> int | None:
-        """Returns the number of tokens at which the request's next chunk has to end at the latest, so that a
-        checkpoint can be made there; None: anywhere."""
+        """Returns the position at which the request's next chunk has to end at the latest, so that a
+        checkpoint can be made there; None: it may end anywhere."""
         if self._checkpoints is None:
             return None
         borders = self._chain(request).borders
@@ -111,9 +112,9 @@ class PrefixCache:
     def drop_checkpoints(self, request: Request) -> None:
         """Frees the checkpoints at all borders of the request, because its state may be broken.
 
-        The block that ends at such a border may be another request's, which stays published: a request whose
-        hit was cut to where a checkpoint is computes blocks once more that exist already, and only its
-        checkpoint is found from then on.
+        The block that ends at such a border may be another request's, and stays published: a request whose
+        hit was cut to a checkpoint recomputes blocks that exist already, and its checkpoint is then kept
+        under their key.
         """
         chain = self._chains.get(request.request_id)
         if self._checkpoints is not None and chain is not None:
@@ -123,8 +124,8 @@ class PrefixCache:
     def publish(self, request: Request, num_tokens: int) -> None:
         """Lets others find the request's blocks that lie wholly within its first num_tokens tokens.
 
-        The caller vouches that nothing in them is missing and that they are never written again. Each is
-        offered once: where another block has the same content, it stays unfound when that one is evicted.
+        The caller guarantees that they are complete and never written again. Each is offered once: if another
+        block has the same content, this one is not found even after the other is evicted.
         """
         if not self._is_enabled or request.is_audit:
             return
@@ -138,13 +139,14 @@ class PrefixCache:
             self._keep_checkpoints(request, chain, num_tokens, self._checkpoints)
 
     def forget(self, request: Request) -> None:
-        """Forgets what was noted of a request that has ended; what it published stays."""
+        """Forgets the chain of a request that has ended. Its published blocks stay."""
         self._chains.pop(request.request_id, None)
 
     def _end_at_checkpoint(
         self, request: Request, chain: _Chain, block_ids: list[int], checkpoints: Checkpoints
     ) -> None:
-        """Cuts the hit to where its last checkpoint is, and notes where the request is to make some."""
+        """Cuts the hit at its last checkpoint, and sets the borders at which the request makes
+        checkpoints."""
         num_shared = len(block_ids)
         while block_ids and not checkpoints.has(chain.keys[len(block_ids) - 1]):
             block_ids.pop()

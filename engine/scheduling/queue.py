@@ -1,8 +1,8 @@
-"""Decides which request is admitted next: HTTP requests take turns, whatever number of choices each of them
+"""Decides which request is admitted next. HTTP requests take turns, whatever number of choices each of them
 has.
 
-A group is what one HTTP request asks for. Within a priority the n-th choice of a group comes after the (n -
-1)-th of every other group that waits:
+A group holds the choices of one HTTP request. Within a priority the n-th choice of a group comes after the (n
+- 1)-th of every other group that waits:
 
     running   a a a b       a4 waits as the 4th of its group, b2 as the 2nd, c1 as the 1st: c1, b2, a4
 
@@ -19,8 +19,8 @@ from typing import NamedTuple
 from headway.engine.protocol.errors import QueueFullError
 from headway.engine.scheduling.request import Request
 
-# More choices than this for each group that may wait are refused, those of the groups with most of them
-# first.
+# The waiting choices are limited to this number for each group that may wait. Groups with many choices are
+# refused first.
 CHOICES_PER_GROUP = 8
 
 
@@ -50,8 +50,7 @@ class _Group:
 
 
 class Queue:
-    """Requests that wait, and of those that run how many each group has. Mutable: the scheduler is its only
-    writer."""
+    """The waiting requests, and the running ones of each group. Mutable: the scheduler is its only writer."""
 
     def __init__(self, max_groups: int) -> None:
         self._max_groups = max_groups
@@ -75,7 +74,7 @@ class Queue:
         return self._num_running - self._num_running_groups
 
     def check_room(self, request: Request) -> None:
-        """Raises QueueFullError if the request may not wait, too.
+        """Raises QueueFullError if there is no room for the request.
 
         A group that has few choices is not refused because of others that have many.
         """
@@ -96,7 +95,7 @@ class Queue:
             )
 
     def append(self, request: Request) -> None:
-        """The request waits from now on."""
+        """Adds a request that waits."""
         group = self._groups.setdefault(request.group, _Group())
         self._hide(request.group)
         _insert(group.waiting, request)
@@ -104,14 +103,14 @@ class Queue:
         self._show(request.group)
 
     def remove(self, request: Request) -> None:
-        """The request no longer waits."""
+        """Removes a request that no longer waits."""
         self._hide(request.group)
         self._groups[request.group].waiting.remove(request)
         self._num_waiting -= 1
         self._show(request.group)
 
     def note_start(self, request: Request) -> None:
-        """The request runs from now on."""
+        """Adds a request that runs."""
         group = self._groups.setdefault(request.group, _Group())
         self._hide(request.group)
         _insert(group.running, request)
@@ -120,7 +119,7 @@ class Queue:
         self._show(request.group)
 
     def note_end(self, request: Request) -> None:
-        """The request no longer runs."""
+        """Removes a request that no longer runs."""
         group = self._groups[request.group]
         self._hide(request.group)
         group.running.remove(request)
@@ -137,18 +136,18 @@ class Queue:
         return Turn(request.priority, rank, request.arrival)
 
     def first(self, *, allows_extra: bool) -> Request | None:
-        """The next to be admitted. allows_extra: also if its group has a row already."""
+        """Returns the next request to be admitted. allows_extra: its group may have a row already."""
         for turn, group in self._heads:
             if allows_extra or turn.rank == 1:
                 return self._groups[group].waiting[0]
         return None
 
     def newcomers(self) -> Iterator[Request]:
-        """The first that waits of each group without a row, in the order of their turns."""
+        """Returns the first waiting request of each group without a row, in the order of their turns."""
         return (self._groups[group].waiting[0] for turn, group in self._heads if turn.rank == 1)
 
     def _hide(self, group_id: int) -> None:
-        """Takes the group's entry out of `_heads`: what it says is about to change."""
+        """Removes the group's entry from `_heads`, because it is about to change."""
         group = self._groups[group_id]
         if group.waiting:
             del self._heads[bisect.bisect_left(self._heads, (group.next_turn, group_id))]

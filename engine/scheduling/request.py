@@ -1,4 +1,4 @@
-"""A request as the engine's host side sees it. Knows no tensors, no text, no HTTP."""
+"""A request on the engine's host side. Knows no tensors, no text, no HTTP."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Host truth of one request. Mutable: the scheduler is its only writer. Equal only to itself.
+    """The state of one request on the host. Mutable: the scheduler is its only writer. Equal only to itself.
 
-    num_computed: the length in the KV cache that the host knows of: tokens whose prefill was planned, then
-    num_tokens - 1 after each round that was read. num_cached: how many of them the last admission found in
-    the prefix cache. num_chunks_in_flight and num_rounds_in_flight count what was launched and not read yet:
-    each round may have added up to depth + 1 tokens that the host does not know. group_id: the same for all
-    choices of one HTTP request; None for a request that is alone. priority: lower is served first. arrival:
-    how many requests the scheduler took in before this one. prompt_logprobs: of the prompt so far, chunk by
-    chunk, if the request asked for them. num_prompt_cached: num_cached of the first admission.
-    num_tokens_in_flight: the most tokens that rounds in flight may add. num_pending: the most tokens that
-    wait for the drafter once all that was planned has run. num_draft_filled: the first tokens of which the
-    drafter has kept all that it keeps. guide: the request's place in its grammar; None: any text will do.
-    prediction_token_ids: what its output probably is. joins_ngrams: n-gram lookup may draft for it beside
-    another drafter, which is checked alone.
-    draft_record: how often its drafts are accepted; None: nobody asks. is_audit: it computes again what
-    another one got (see `Auditor`), without cached prefixes and outside of the statistics. is_replay: an
-    engine before this one had taken it in.
+    num_computed: the length in the KV cache as far as the host knows: the tokens whose prefill was planned,
+    then num_tokens - 1 after each round whose result was read. num_cached: the number of them that the last
+    admission found in the prefix cache. num_chunks_in_flight, num_rounds_in_flight: the number of those that
+    were launched and not read yet; each round may have added up to depth + 1 tokens that the host does not
+    know. group_id: the same for all choices of one HTTP request; None for a request that is alone. priority:
+    lower is served first. arrival: the number of requests that the scheduler got before this one.
+    prompt_logprobs: those of the prompt so far, chunk by chunk, if the request asked for them.
+    num_prompt_cached: num_cached of the first admission. num_tokens_in_flight: the most tokens that rounds in
+    flight may add. num_pending: the most tokens that wait for the drafter once all planned steps have run.
+    num_draft_filled: the number of first tokens whose drafter state is final. guide: the request's state in
+    its grammar; None: it has none. prediction_token_ids: the predicted output. joins_ngrams: n-gram lookup
+    may draft for it together with another drafter; False while the other one is checked. draft_record: the
+    acceptance of its drafts; None without a depth policy. is_audit: it recomputes another request (see
+    `Auditor`), without cached prefixes and outside of the statistics. is_replay: an earlier engine process
+    had accepted it.
     """
 
     request_id: int
@@ -73,7 +73,7 @@ class Request:
     queue_seconds: float = 0.0
     num_prompt_cached: int = 0
     num_long_gaps: float = 0.0
-    # Tokens that may ever enter the KV cache: the last one of the output never does.
+    # The most tokens that may enter the KV cache: the last one of the output never does.
     limit: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Request:
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """The order within a group, and of what is computed for those that run."""
+        """Returns the key of the order within a group, in which running requests are also computed."""
         return self.priority, self.arrival
 
     @property
@@ -102,7 +102,7 @@ class Request:
         return self.num_chunks_in_flight + self.num_rounds_in_flight > 0
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Tokens [start, stop) of prompt and output together."""
+        """Returns tokens [start, stop) of prompt and output together."""
         split = len(self.prompt_token_ids)
         output = self.output_token_ids[max(0, start - split) : max(0, stop - split)]
         return self.prompt_token_ids[start:stop] + output

@@ -1,4 +1,4 @@
-"""Takes in what a step gave: tokens, log-probabilities and acceptance, request by request, as events."""
+"""Turns the result of a step into events: tokens, log-probabilities and acceptance of each request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class ResultReader:
                 contain(read_row, request, plan, sampled, updates)
 
     def _read_time(self, plan: Plan, result: StepResult, updates: Updates) -> None:
-        """Tells the depth policy of the round, and counts what its tokens would have taken without drafts."""
+        """Reports the round to the depth policy, and counts the time that its tokens would have taken without
+        drafts."""
         policy, load, seconds = self._state.depth_policy, plan.load, result.seconds.round
         if policy is None or load is None:
             return
@@ -96,7 +97,8 @@ class ResultReader:
         policy.end_round(load, plan.depth, seconds)
 
     def _read_row(self, request: Request, plan: Plan, sampled: SampledTokens, updates: Updates) -> None:
-        """num_accepted counts drafts that stay in the output: a stop token cuts off the drafts after it."""
+        """Adds the tokens of a round to its request. num_accepted counts drafts that stay in the output: a
+        stop token cuts off the drafts after it."""
         state = self._state
         length = request.num_tokens - 1
         num_drafted = min(plan.depth, state.own_cap(request), request.limit - length - 1)
@@ -124,11 +126,10 @@ class ResultReader:
             state.prefixes.publish(request, min(request.num_computed, request.num_draft_filled))
 
     def _note_slots(self, request: Request, plan: Plan, start: int) -> None:
-        """Notes how many tokens have all that the drafter keeps of them, never to change, after a round from
-        length start on.
+        """Updates the number of tokens whose drafter state is final, after a round from length start on.
 
-        With late slots a round with drafts saw true pairs up to slot start; what it wrote beyond came from
-        drafts, and the next such round writes there again. Slots 0 .. start are start + 1 tokens. Catching up
+        With late slots a round with drafts computes true pairs up to slot start. The later slots come from
+        drafts and are rewritten by the next such round. Slots 0 .. start are start + 1 tokens. Catching up
         leaves out the newest pair.
         """
         if not self._state.has_late_slots:

@@ -1,5 +1,5 @@
-"""Decode rounds in the scheduler: how many drafts the next one has, which requests take part in it, whether
-the drafter catches up before it, and which of its rows are masked.
+"""Plans decode rounds: the depth, the requests that take part, whether the drafter catches up before, and the
+masked rows.
 
 Knows ids and numbers; the masks are filled between the halves of a step.
 """
@@ -21,8 +21,8 @@ from headway.engine.scheduling.scheduler_state import SchedulerState
 
 
 class RoundDepth:
-    """Mutable: writes the depth of the scheduler's state. is_fixed: the policy is told of the rounds, but not
-    asked."""
+    """Mutable: writes the depth of the scheduler's state. is_fixed: rounds are reported to the policy, but it
+    does not choose their depth."""
 
     def __init__(self, state: SchedulerState, config: EngineConfig) -> None:
         self._state = state
@@ -31,8 +31,8 @@ class RoundDepth:
         self.is_fixed = False
 
     def choose(self, num_prompt_tokens: int) -> None:
-        """Sets the depth of the next round, if there is one to be chosen. num_prompt_tokens: that may share
-        its pass."""
+        """Sets the depth of the next round where the policy chooses it. num_prompt_tokens: the prompt tokens
+        that may share its pass."""
         state = self._state
         if state.depth_policy is None or not self._chooses or self.is_fixed:
             return
@@ -41,7 +41,7 @@ class RoundDepth:
             return
         depths: Sequence[int] = range(state.depth_limit + 1)
         if self._has_graphs and not state.is_plain():
-            # Graphs of rare kinds are captured while requests run: they are of few depths.
+            # Graphs of rare kinds are captured while requests run, so that few depths are used for them.
             depths = sorted({0, state.depth_limit})
         load = RoundLoad(
             len(decoding),
@@ -52,8 +52,8 @@ class RoundDepth:
         state.depth = state.depth_policy.choose(load, depths)
 
     def begin_round(self, decoding: list[Request], chunks: list[PrefillChunk]) -> RoundLoad | None:
-        """Tells the policy of a planned round with these chunks, and returns its load; None where nobody asks
-        for it."""
+        """Reports a planned round with these chunks to the policy. Returns its load, or None without a
+        policy."""
         if self._state.depth_policy is None or not decoding or self._state.num_audits:
             return None
         self._state.depth_policy.begin_round(self._state.depth)
@@ -63,7 +63,7 @@ class RoundDepth:
         return RoundLoad(len(decoding), _num_context_tokens(decoding), padded, is_usual)
 
     def begin(self, request: Request) -> None:
-        """The request takes part in rounds from the next step on."""
+        """Gives the request a record of its drafts. It takes part in rounds from the next step on."""
         policy = self._state.depth_policy
         if policy is None or request.is_audit:
             return
@@ -78,8 +78,8 @@ def _num_context_tokens(decoding: list[Request]) -> int:
 
 
 def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tuple[int | None, ...]]:
-    """Returns (depth, request ids by row up to the last row that takes part). No row drafts deeper than it
-    may."""
+    """Returns the depth of the round, and the request ids by row up to the last row that takes part. A row
+    drafts no deeper than its own limit."""
     if not decoding:
         return state.depth, ()
     by_row = {row_of(request): request for request in decoding}
@@ -93,15 +93,15 @@ def join_round(state: SchedulerState, decoding: list[Request]) -> tuple[int, tup
 
 
 def is_late(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
-    """Returns whether the drafter has to catch up before a round of that depth. A round with drafts has room
-    for as many pending pairs of a row as a round of the full depth leaves. A round without drafts adds one
-    pair to those that are pending."""
+    """Returns whether the drafter has to catch up before a round of that depth. A round with drafts can
+    process the pending pairs that one round of full depth leaves to a row. A round without drafts adds one
+    pending pair."""
     most = state.max_depth + 1 if depth > 0 else MAX_PENDING - 1
     return state.has_late_slots and any(request.num_pending > most for request in decoding)
 
 
 def count_pending(state: SchedulerState, decoding: list[Request], depth: int) -> bool:
-    """Notes what the round leaves to the drafter; returns whether the drafter has to catch up before the
+    """Updates the numbers of tokens that wait for the drafter. Returns whether it has to catch up before the
     round."""
     if not state.has_late_slots:
         return False
@@ -113,7 +113,7 @@ def count_pending(state: SchedulerState, decoding: list[Request], depth: int) ->
 
 
 class Masking:
-    """Mutable: ends requests that are at a dead end, and counts masked rows."""
+    """Mutable: ends requests whose grammar allows no further token, and counts masked rows."""
 
     def __init__(self, state: SchedulerState, filler: MaskFiller, *, vocab_size: int) -> None:
         self._state = state
@@ -121,10 +121,10 @@ class Masking:
         self._vocab_size = vocab_size
 
     def fill(self, plan: Plan, drafts: Sequence[Sequence[int]], buffer: MaskBuffer) -> dict[int, int]:
-        """Fills the buffer for the step, of which the host has read all steps before. Returns the entry of
-        each row that is masked; rows whose requests have ended meanwhile are not.
+        """Fills the buffer for the step, once the results of all steps before it were read. Returns the entry
+        of each masked row; rows whose requests have ended meanwhile are not masked.
 
-        drafts: by row of the round, of any value where a row may not have as many.
+        drafts: the drafts of each row of the round; those beyond a row's own limit may have any value.
         """
         windows: list[GuidedWindow] = []
         entries: dict[int, int] = {}

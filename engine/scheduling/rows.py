@@ -1,4 +1,4 @@
-"""Tracks which request stands in which row of the slot table. Knows nothing of what a row holds."""
+"""Tracks which request has which row of the table. Does not know what a row holds."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class RowTable:
         request.row = None
 
     def compact(self) -> tuple[RowMove, ...]:
-        """Fills the lowest holes with the highest requests, so that n requests stand in rows [0, n).
+        """Moves the highest requests into the lowest free rows, so that n requests have rows [0, n).
 
-        Rows are taken lowest first, so where a hole is left no request that came since the last call
-        stands above it: only rows that the device knows are moved.
+        Since the lowest free row is taken first, no request that came after the last call is above a free
+        row: only rows that the device knows are moved.
         """
         holes = [row for row in range(self._num_taken) if self._requests[row] is None]
         if not holes:
@@ -52,7 +52,7 @@ class RowTable:
         return tuple(self._move(request, hole) for hole, request in zip(holes, above, strict=True))
 
     def drain_released(self) -> tuple[int, ...]:
-        """Rows released since the last call."""
+        """Returns the rows that were released since the last call."""
         released = tuple(self._released)
         self._released.clear()
         return released

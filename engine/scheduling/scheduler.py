@@ -1,8 +1,9 @@
 """Plans steps: row growth and admission, then prefill chunks, one decode round for all rows, or both in one
 forward pass.
 
-Step n + 1 is planned before the result of step n is read, so what a row may have done meanwhile is bounded
-from above. Knows ids and numbers; no tensors, no text. The clock tells how long a request queued, no more.
+Step n + 1 is planned before the result of step n is read, so that the progress of a row is only bounded from
+above. Knows ids and numbers, no tensors and no text. The clock serves only to measure how long a request
+queued.
 
     N      tokens known: prompt + output
     L      tokens in the KV cache: N - 1 once prefilled, the last one is not in it
@@ -53,7 +54,7 @@ from headway.engine.scheduling.updates import fault_event
 
 
 class Scheduler:
-    """Mutable: owns the requests, the blocks and the rows; called by the loop only.
+    """Mutable: owns the requests, the blocks and the rows. Only the loop calls it.
 
     At most one step may be unread when `plan` is called. prefill: by default DEFAULT_CHUNK prompt tokens in
     each step. num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row
@@ -124,7 +125,7 @@ class Scheduler:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Returns how many tokens the KV cache holds."""
+        """Returns the number of tokens for which the KV cache has room."""
         return self.state.stats.num_kv_blocks * self._config.block_size
 
     @property
@@ -153,26 +154,26 @@ class Scheduler:
         return copy.deepcopy(stats)
 
     def set_depth(self, depth: int) -> None:
-        """Sets the drafts of a round from the next step on, at most those of the configuration; the most of
-        them, where a policy chooses. Requests may be running: what rounds without drafts leave to the drafter
-        is caught up with before a round drafts again."""
+        """Sets the depth of rounds from the next step on, at most the configured one; where a policy chooses,
+        it sets the upper limit. Requests may be running: the drafter catches up with rounds without drafts
+        before it drafts again."""
         assert 0 <= depth <= self.state.max_depth, f"depth is {depth}"
         self.state.depth = self.state.depth_limit = depth
 
     def fix_depth(self, depth: int | None) -> None:
-        """Gives each round from the next step on exactly this depth, also where a policy would choose. None:
-        the policy chooses again, up to the configured depth. Requests may be running."""
+        """Gives each round from the next step on exactly this depth, also where a policy would choose. None
+        lets the policy choose again, up to the configured depth. Requests may be running."""
         self._depth.is_fixed = depth is not None
         self.set_depth(self.state.max_depth if depth is None else depth)
 
     def set_depth_policy(self, policy: DepthPolicy) -> None:
-        """Tells the policy of all rounds from now on, and lets it choose their depths if the configuration
-        wants it. No request has come yet."""
+        """Reports all rounds to the policy from now on, and lets it choose their depths if the configuration
+        says so. No request has come yet."""
         assert not self.state.requests, "requests run that the policy was not told of"
         self.state.depth_policy = policy
 
     def hold_rounds(self) -> None:
-        """Plans prompts alone until `release_rounds`: a measurement of rounds wants all rows to begin
+        """Plans only prompts until `release_rounds`, so that all rows of a measurement begin their rounds
         together."""
         self.state.holds_rounds = True
 
@@ -191,7 +192,7 @@ class Scheduler:
         self._prefill = policy
 
     def preempt(self, request_id: int, *, forgets_blocks: bool = False) -> bool:
-        """Preempts a request between two steps, as a lack of blocks would; a check of exactness wants it at
+        """Preempts a request between two steps, as a lack of blocks would. A check of exactness does so at
         chosen places.
 
         forgets_blocks: the request finds none of its blocks in the prefix cache afterwards. Returns False
@@ -208,8 +209,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a request in the queue, after its equals. Raises RequestError, or QueueFullError.
 
-        The caller has cut max_tokens so that prompt + max_tokens <= max_model_len; only a prompt that is
-        scored, of which the one generated token is not shown, may fill the context alone.
+        The caller has cut max_tokens so that prompt + max_tokens <= max_model_len. Only a scored prompt,
+        whose one generated token is not shown, may fill the whole context.
         """
         state = self.state
         self._limits.check(request)
@@ -234,8 +235,8 @@ class Scheduler:
         state.waiting.append(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a request in any status; what a step in flight adds to it is dropped. It counts under
-        `reason`."""
+        """Ends a request in any status and counts it under `reason`. Tokens of a step in flight are
+        dropped."""
         request = self.state.requests.get(request_id)
         if request is not None:
             self.state.finish(request, reason)
@@ -251,13 +252,13 @@ class Scheduler:
         return events
 
     def update(self, plan: Plan, result: StepResult) -> list[TokenEvent]:
-        """Takes in what a step gave, steps in the order of their plans; see `ResultReader`. Faults: see
-        `drain_faults`."""
+        """Processes the result of a step; see `ResultReader`. Steps come in the order of their plans. Faults
+        are reported by `drain_faults`."""
         return self._reader.read(plan, result)
 
     def fill_masks(self, plan: Plan, drafts: Sequence[Sequence[int]], buffer: MaskBuffer) -> dict[int, int]:
-        """Fills the masks of a step with guided rows, once all steps before it were taken in; see
-        `Masking.fill`."""
+        """Fills the masks of a step with guided rows, once the results of all steps before it were processed;
+        see `Masking.fill`."""
         return self._masking.fill(plan, drafts, buffer)
 
     def plan(self) -> Plan | None:
@@ -272,14 +273,16 @@ class Scheduler:
         if not any(r.status is Status.PREFILLING or state.can_decode(r) for r in state.running):
             return None
         moves = state.rows.compact()
-        released = state.rows.drain_released()  # a row released from here on is padding until the next step
+        released = (
+            state.rows.drain_released()
+        )  # a row that is released later stays padding until the next step
         prefixes = state.prefixes
         setups = tuple(
             row_setup(r, history, state.own_cap(r), prefixes.checkpoint(r)) for r, history in admitted
         )
         served = [
             (r, first) for r, first in first_new_blocks if r.row is not None
-        ]  # others were preempted later on
+        ]  # the others were preempted after that
         grants = tuple(block_grant(r, first) for r, first in [*served, *((r, 0) for r, _ in admitted)])
         chunks, decoding = self._next_pass()
         saves = tuple(save for chunk in chunks if (save := self._note_chunk(chunk)) is not None)
@@ -323,11 +326,11 @@ class Scheduler:
     def _budget(self) -> int:
         """Returns the most prompt tokens of this step."""
         budget = self._prefill.budget(self._load([r for r in self.state.running if self.state.can_decode(r)]))
-        # A request that comes meanwhile waits for the step.
+        # A request that arrives during an audit waits for its step, so that such steps are kept short.
         return min(budget, self._prefill.separate) if self.state.num_audits else budget
 
     def _load(self, decoding: list[Request]) -> Load:
-        """Returns what the policy needs to know of a round of these rows and of the prompts that wait."""
+        """Returns the load that the policy decides by: a round of these rows, and the waiting prompts."""
         state, prefilling = self.state, self.state.prefilling()
         depth = max(map(state.depth_cap, decoding), default=-1)
         return Load(
@@ -343,8 +346,8 @@ class Scheduler:
     def _next_pass(self) -> tuple[list[PrefillChunk], list[Request]]:
         """Returns the chunks and the decoding rows of the step's forward pass.
 
-        Where both may not share a pass they take turns. A row's first round is a later step than the one that
-        ends its prompt.
+        Where chunks and rows may not share a pass, they take turns. A row joins rounds in the step after the
+        one that ends its prompt.
         """
         decoding = [request for request in self.state.running if self.state.can_decode(request)]
         chunks = self._next_chunks()
@@ -388,7 +391,8 @@ class Scheduler:
             chunks.append(next_chunk(request, end, hidden_block_id, is_generated=is_generated))
 
     def _note_chunk(self, chunk: PrefillChunk) -> CheckpointSave | None:
-        """Notes that the chunk is part of the step. Returns the checkpoint to be made after it, if any."""
+        """Updates the request of a chunk of the step. Returns the checkpoint that is saved after the chunk,
+        if any."""
         request = self.state.requests[chunk.request_id]
         request.num_computed += len(chunk.token_ids)
         request.num_chunks_in_flight += 1

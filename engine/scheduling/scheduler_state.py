@@ -1,5 +1,5 @@
-"""Holds the state that the parts of the scheduler share; requests leave it by their end, by preemption or by
-a fault."""
+"""Holds the state that the parts of the scheduler share. Requests leave it when they end, are preempted or
+fail."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class SchedulerState:
     """Requests, rows, blocks and counters. Mutable: the scheduler and its parts are the only writers.
 
     requests: every request that has not ended, by id. running: those with a row, by priority, then arrival.
-    depth: the most drafts of the next round; depth_limit: the most that it may have, which an operator sets;
-    max_depth: the most that this may be set to. depth_policy: chooses the depth; None: it is the limit.
-    has_late_slots: the drafter sees the tokens of a round in a later one. holds_rounds: while true no round
-    is planned. fault_events and broken_block_ids wait until the scheduler hands them out. num_audits: how
-    many of the requests are audits: none or all; audit_stats: their counters, which nobody reads.
+    depth: the most drafts of the next round; depth_limit: the upper limit of depth, which an operator sets;
+    max_depth: the upper limit of depth_limit. depth_policy: chooses the depth; None: it is depth_limit.
+    has_late_slots: the drafter processes the tokens of a round in a later round. holds_rounds: while true no
+    round is planned. fault_events and broken_block_ids are kept until the scheduler hands them out.
+    num_audits: the number of audits among the requests, which is 0 or all of them; audit_stats: their
+    counters, which are not reported.
     """
 
     block_size: int
@@ -62,11 +63,11 @@ class SchedulerState:
 
     @property
     def num_generated(self) -> int:
-        """Returns how many tokens were generated, those of audits included."""
+        """Returns the number of generated tokens, including those of audits."""
         return self.stats.num_generation_tokens + self.audit_stats.num_generation_tokens
 
     def stats_of(self, request: Request) -> EngineStats:
-        """Returns the counters in which the request counts."""
+        """Returns the counters that count the request."""
         return self.audit_stats if request.is_audit else self.stats
 
     def own_cap(self, request: Request) -> int:
@@ -79,8 +80,8 @@ class SchedulerState:
         return min(self.depth, self.own_cap(request))
 
     def can_decode(self, request: Request) -> bool:
-        """Returns False while rounds are held, and where the request is certain to reach its limit: each
-        round in flight adds at least one token."""
+        """Returns whether the request takes part in the next round. It does not while rounds are held, nor if
+        the rounds in flight, which add at least one token each, will bring it to its limit."""
         is_below_limit = request.num_computed + request.num_rounds_in_flight < request.limit
         return request.status is Status.RUNNING and is_below_limit and not self.holds_rounds
 
@@ -100,7 +101,7 @@ class SchedulerState:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Does work for one request; a fault in it ends that request alone."""
+        """Does work for one request. A fault ends only that request."""
         try:
             work(request, *args, **kwargs)
         except LogitsError as error:
@@ -110,7 +111,7 @@ class SchedulerState:
             self.blocks.unpublish(block_ids)
             self.prefixes.drop_checkpoints(request)
             self.end_by_fault(request, str(error))
-            # Shared blocks either fail the requests that share them, too, or are sound.
+            # Shared blocks are either sound, or also end the requests that share them.
             self.broken_block_ids += [i for i in block_ids if not self.blocks.is_used(i)]
         except RequestError as error:
             logger.info("request %d ends: %s", request.request_id, error)
@@ -140,12 +141,12 @@ class SchedulerState:
         self.num_audits -= request.is_audit
         self.stats_of(request).count_finished(reason.value)
         try:
-            self.prefixes.forget(request)  # last, since only the request's own note is left
+            self.prefixes.forget(request)  # last: nothing else of the request is left by then
         except Exception:
             logger.exception("what the prefix cache noted of request %d stays", request.request_id)
 
     def preempt(self, request: Request) -> None:
-        """Returns the request to its place in the queue; all its tokens so far are prefilled again
+        """Puts the request back in its place in the queue. All its tokens so far will be prefilled again
         (recomputation)."""
         self.running.remove(request)
         self.waiting.note_end(request)
@@ -164,8 +165,7 @@ class SchedulerState:
         self.blocks.free(block_ids)
 
     def _release(self, request: Request) -> None:
-        """Row and blocks are free at once: steps launched later run after every step that still writes to
-        them."""
+        """Frees row and blocks at once: later steps run after every step that still writes to them."""
         if request.draft_record is not None:
             request.draft_record.leave()
         if request.row is not None:

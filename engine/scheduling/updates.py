@@ -1,4 +1,4 @@
-"""Collects the tokens that one step added to one request, until they become an event."""
+"""Collects the tokens that one step added to one request, and turns them into an event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class SampledTokens(NamedTuple):
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """Mutable: prefill and round of a step both add to it. num_of_round: tokens of the round."""
+    """Mutable: the prefill and the round of a step both add to it. num_of_round: the number of tokens of the
+    round."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -39,7 +40,7 @@ class RequestUpdate:
     num_cached: int | None = None
 
     def add(self, request: Request, sampled: SampledTokens) -> tuple[int, ...]:
-        """Adds tokens up to the first that ends the request; returns those."""
+        """Adds tokens up to the first one that ends the request, and returns these."""
         kept, self.finish_reason = _until_end(request, sampled.token_ids)
         if not request.output_token_ids:
             self.queue_seconds = request.queue_seconds
@@ -89,15 +90,15 @@ def fault_event(request_id: int, what: str) -> TokenEvent:
 
 
 def refusal_event(request_id: int, error: RequestError) -> TokenEvent:
-    """Returns the event that ends a request which cannot be served, or served any further."""
+    """Returns the event that ends a request which cannot be served, or not any longer."""
     return TokenEvent(
         request_id, [], FinishReason.ERROR, error=str(error), error_code=error.code, error_param=error.param
     )
 
 
 def _until_end(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Returns the tokens that stay, and why the request ends there, if it does. A stop token at the very end
-    of max_tokens counts as a stop."""
+    """Returns the tokens that stay, and the reason why the request ends with them, if it does. A stop token
+    at the end of max_tokens counts as a stop."""
     room = request.max_tokens - len(request.output_token_ids)
     for count, token_id in enumerate(token_ids, start=1):
         if token_id in request.stop_token_ids:
