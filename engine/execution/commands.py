@@ -21,15 +21,15 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
-    """The second half. entries: of the masks, by row. masks: what the table's buffer has up to the last of
-    them."""
+    """The second half. entries: the entry of the masks for each row. masks: the content of the table's buffer
+    up to the last of them."""
 
     entries: dict[int, int]
     masks: bytes
 
 
 class Capture(msgspec.Struct, tag=True, frozen=True):
-    """Makes the steps of these depths ready."""
+    """Captures the steps of these depths."""
 
     depths: tuple[int, ...]
 
@@ -42,7 +42,7 @@ class TimeRound(msgspec.Struct, tag=True, frozen=True):
 
 
 class TimeCatchUp(msgspec.Struct, tag=True, frozen=True):
-    """The drafter's catching up with rows of padding, whose time is measured."""
+    """The drafter catches up with rows of padding, whose time is measured."""
 
     num_rows: int
 
@@ -51,4 +51,4 @@ Command = Launch | Begin | Finish | Capture | TimeRound | TimeCatchUp
 
 
 def tell_nobody(command: Command) -> None:
-    """Is told by the runner of a model that one rank computes."""
+    """Ignores the command: the model has one rank."""

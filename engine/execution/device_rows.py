@@ -1,4 +1,4 @@
-"""The rows of running requests on the device, changed by plans: set-up, moves, grants of blocks and
+"""The rows of running requests on the device, which plans change: set-up, moves, grants of blocks and
 release."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceRows:
-    """The numbers of the rows, their state in the pool, their logits processors, and which of them return
+    """The tensors of the rows, their state in the pool, their logits processors, and which of them return
     log-probabilities.
 
-    Mutable: on the host side it is the only writer of them, by the plans that it is given; steps write the
-    numbers and the state on the device.
+    Mutable: it is their only writer on the host, by the plans that it gets; steps write the tensors and the
+    state on the device.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class DeviceRows:
     def update(self, plan: Plan) -> tuple[tuple[int, str], ...]:
         """Applies the plan's changes of rows, in the order of its fields.
 
-        Returns (request id, what went wrong) of each request that cannot be set up; its row stays padding.
+        Returns the request id and a description for each request that cannot be set up; its row stays
+        padding.
         """
         self.release(plan.released_rows)
         self.move(plan.moves)
@@ -94,7 +95,7 @@ class DeviceRows:
                 self.num_logprobs[target] = self.num_logprobs.pop(source)
 
     def set_up(self, setups: Sequence[RowSetup]) -> tuple[tuple[int, str], ...]:
-        """Gives requests their rows. Returns the faults as `update` does."""
+        """Sets up the rows of requests. Returns the faults as `update` does."""
         faults: list[tuple[int, str]] = []
         numbers: list[tuple[torch.Tensor, torch.Tensor]] = []
         taken: list[RowSetup] = []
@@ -121,7 +122,7 @@ class DeviceRows:
         return tuple(faults)
 
     def _keep_predictions(self, setups: Sequence[RowSetup]) -> None:
-        """Writes what outputs are predicted to be, if the drafter searches it."""
+        """Writes the predicted outputs, if the drafter searches them."""
         kept = self._pool.drafter.get(PREDICTIONS)
         if kept is None:
             return
@@ -131,7 +132,7 @@ class DeviceRows:
                 kept[:, : len(tokens)].index_copy_(0, state_id, to_device([tokens], self.device, kept.dtype))
 
     def _prepare(self, setup: RowSetup) -> None:
-        """Sets up the parts that a row has only on request."""
+        """Sets up the optional parts of a row."""
         if setup.history is not None:
             self.processors.set_up(setup.row, setup.sampling, setup.history)
         if setup.sampling.num_logprobs is not None:
@@ -147,7 +148,7 @@ class DeviceRows:
         self._pool.save_rows(self.numbers.state_ids.index_select(0, rows), checkpoints)
 
     def grant(self, grants: Sequence[BlockGrant]) -> None:
-        """Writes all new blocks by one copy of their places in the flat table and their ids."""
+        """Writes all new blocks by one copy of their indices in the flat table and their ids."""
         if not grants:
             return
         table = self.numbers.granted_block_ids

@@ -1,4 +1,4 @@
-"""Tells from some captured graphs how much memory all of them will take."""
+"""Estimates the memory of all graphs from that of some captured ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAMPLED_EVERY = 16
 
 
 class TakenMemory(NamedTuple):
-    """The bytes of a GPU that are not free, and those that PyTorch has of them."""
+    """The used bytes of a GPU, and the part of them that PyTorch holds."""
 
     total: int
     by_torch: int
@@ -25,14 +25,15 @@ class TakenMemory(NamedTuple):
         return cls(total - free, torch.cuda.memory_reserved(device))
 
     def since(self, earlier: TakenMemory) -> tuple[int, int]:
-        """Returns the bytes that PyTorch has taken since then, and those that CUDA has taken for itself."""
+        """Returns the bytes that PyTorch has allocated since then, and those that CUDA has taken for
+        itself."""
         by_torch = self.by_torch - earlier.by_torch
         return by_torch, max(0, self.total - earlier.total - by_torch)
 
 
 def sampled_keys(keys: Sequence[StepKey]) -> list[StepKey]:
-    """Returns some of the keys in their order, with the first of each kind. keys: of each kind the largest
-    first."""
+    """Returns some of the keys in their order, with the first of each kind. keys: ordered with the largest of
+    each kind first."""
     kinds: dict[tuple[bool, ...], StepKey] = {}
     for key in keys:
         kinds.setdefault((key.num_rows > 0, key.num_prompt_tokens > 0, key.catches_up), key)
@@ -43,10 +44,11 @@ def sampled_keys(keys: Sequence[StepKey]) -> list[StepKey]:
 def extrapolated_bytes(
     keys: Sequence[StepKey], some: Sequence[StepKey], by_torch: int, by_cuda: int, *, prompt_token_bytes: int
 ) -> int:
-    """Returns the bytes of all graphs. by_torch, by_cuda: of some of them, as `TakenMemory.since` has them.
+    """Returns the bytes of all graphs. by_torch, by_cuda: those of some of them, as `TakenMemory.since`
+    returns them.
 
-    All graphs share PyTorch's pool, whose size is that of the largest step, and the hidden states that each
-    keeps of its prompts, of prompt_token_bytes a token. CUDA takes as much for each graph as for another.
+    All graphs share PyTorch's pool, whose size is that of the largest step and of the hidden states that each
+    graph keeps of its prompts, prompt_token_bytes a token. CUDA takes the same for each graph.
     """
     num_kept = sum(key.num_prompt_tokens for key in keys) - sum(key.num_prompt_tokens for key in some)
     return by_torch + num_kept * prompt_token_bytes + by_cuda * len(keys) // len(some)

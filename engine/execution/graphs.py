@@ -1,8 +1,8 @@
 """A cache of CUDA graphs that share one memory pool.
 
-The outcome of a graph lies in the pool's memory until any graph is replayed: copies of it are to be launched
-before that, on the same stream. No graph may have branches: where one has, an H200 starts each kernel of
-every graph some 0.3 us later.
+The outcome of a graph stays in the pool's memory until any graph is replayed: it must be copied before that,
+on the same stream. No graph may have branches: if one has, an H200 starts each kernel of every graph some 0.3
+us later.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class GraphMemory:
         return self._rehearsed is not None
 
     def reserve(self, num_bytes: int) -> None:
-        """Keeps memory for steps that are launched kernel by kernel: graphs captured late leave it free."""
+        """Reserves memory for steps that are launched kernel by kernel, which graphs that are captured later
+        leave free."""
         self.reserve_bytes = max(self.reserve_bytes, num_bytes + _SLACK_BYTES)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Returns whether a step that takes about num_bytes kernel by kernel may be captured. The largest
-        block that the pool has free serves again. Gives back what the allocator keeps, for a capture cannot
-        take that."""
+        """Returns whether a step that takes about num_bytes kernel by kernel may be captured. The pool's
+        largest free block is used again. Empties the allocator's cache, which a capture cannot use."""
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
         blocks = [b["size"] for s in own for b in s["blocks"] if b["state"] == "inactive"]
@@ -75,7 +75,8 @@ class GraphMemory:
             torch.cuda.empty_cache()
 
     def rehearse(self, launch: Callable[[], object]) -> None:
-        """Runs nothing. Relaxed: a library may allocate its first memory meanwhile."""
+        """Captures the launch without running it. The capture is relaxed, since a library may allocate its
+        first memory meanwhile."""
         assert self._rehearsed is not None, "there is no rehearsal"
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._rehearsed.append(graph)  # the pool lives as long as its graphs
@@ -100,7 +101,7 @@ class GraphMemory:
 
 
 class GraphCache(Generic[Key, Result]):
-    """Mutable: graphs are added by `capture`, and by `run` where one is missing. Used by one thread.
+    """Mutable: `capture` adds graphs, and so does `run` where one is missing. Used by one thread.
 
     launch: launches what the key stands for, kernel by kernel. memory: holds the graphs.
     """
@@ -124,8 +125,8 @@ class GraphCache(Generic[Key, Result]):
             self._is_frozen = False
 
     def capture(self, wanted: Key) -> None:
-        """Runs the step once before it is captured, which compiles its kernels. A graph that exists stays. In
-        a rehearsal the step is neither run nor kept."""
+        """Runs the step once, which compiles its kernels, and captures it. An existing graph stays. In a
+        rehearsal the step is neither run nor kept."""
         if wanted in self._graphs:
             return
         if self.memory.is_rehearsing:
@@ -165,8 +166,9 @@ class GraphCache(Generic[Key, Result]):
         return outcome, False
 
     def _can_capture(self, wanted: Key) -> bool:
-        """Captures what was run before. What does not fit stays as it is: slower, no worse. So does what
-        would take memory that others may need: a prefill that finds none ends the engine."""
+        """Captures a step that was run before. Returns False for a step that does not fit, or that would take
+        memory that others may need: a prefill without memory ends the engine. Such a step stays uncaptured,
+        which is only slower."""
         if wanted not in self._bytes or wanted in self._is_too_large:
             return False
         if self.memory.has_room(self._bytes[wanted]):

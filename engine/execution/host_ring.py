@@ -1,4 +1,4 @@
-"""Rings of page-locked memory in which rounds leave their results for the host."""
+"""Rings of page-locked memory to which rounds write their results for the host."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 
 from headway.kernels import copy_results_to_host
 
-# One for the round that runs, one for the round that is launched after it, one for the round whose results
-# are read.
+# The slots of the running round, of the round launched after it, and of the round whose results are read.
 _NUM_SLOTS = 3
 _NOBODY = -1
 _NOT_THERE = -(1 << 63)
@@ -17,7 +16,7 @@ _NOT_THERE = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class RingSlot:
-    """The results of one round. They are there once it is done, until the third round after it is
+    """The results of one round. They are valid from the end of the round until the third round after it is
     launched."""
 
     number: int
@@ -31,20 +30,20 @@ class RingSlot:
         return results
 
     def read_early(self) -> list[int] | None:
-        """Returns the results of a round that may still run; None while some are missing. The slot was taken
-        as one that is read early."""
+        """Returns the results of a round that may still run; None while some are missing. The slot must have
+        been taken with is_read_early."""
         results: list[int] = self.memory[1 : 1 + self.size].tolist()
         return None if _NOT_THERE in results else results
 
 
 class HostRing:
-    """Mutable: the rounds on the device and the runner go round it together, one slot a round."""
+    """Mutable: rounds on the device write the slots in turn, and the runner takes one for each round."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """size: of the largest result."""
+        """size: the numbers of the largest result."""
         is_gpu = device.type == "cuda"
         self._slots = torch.zeros(_NUM_SLOTS, 1 + size, dtype=torch.int64, pin_memory=is_gpu)
-        # Made once: each look at a part of a tensor costs the host microseconds, in every round.
+        # These views are made once, since making one costs microseconds in every round.
         self._memory_by_slot = self._slots.unbind()
         self._number_by_slot = self._slots[:, 0].unbind()
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
@@ -61,10 +60,11 @@ class HostRing:
         copy_results_to_host(packed, self._slots, self._count, time_index=time_index)
 
     def take(self, size: int, *, is_read_early: bool = False) -> RingSlot:
-        """Returns the slot of the round that is launched next, of whose results the first `size` numbers are
+        """Returns the slot of the round that is launched next. size: the numbers of its results that are
         wanted.
 
-        is_read_early: before the round is done. Its numbers then come one by one, in any order."""
+        is_read_early: the results are read before the round is done. They then arrive one by one, in any
+        order."""
         number = self._num_taken
         self._num_taken += 1
         slot = number % _NUM_SLOTS
@@ -74,6 +74,6 @@ class HostRing:
         return RingSlot(number, size, self._memory_by_slot[slot])
 
     def restart(self) -> None:
-        """Forgets the results of rounds that took no slot. Called only while no round runs."""
+        """Restarts the count of rounds, after some that took no slot. Called only while no round runs."""
         self._count.zero_()
         self._num_taken = 0

@@ -27,27 +27,27 @@ from headway.engine.state.transfer import copy_to_device
 
 
 class StepLauncher:
-    """Mutable: the chunks that `pack` was given last are what a key with prompt tokens computes, launched or
-    replayed."""
+    """Mutable: keeps the chunks of the last `pack`, which a key with prompt tokens computes when it is
+    launched or replayed."""
 
     def __init__(
         self, context: StepContext, table: DeviceRows, masks: MaskTable, *, max_prompt_tokens: int
     ) -> None:
-        """max_prompt_tokens: the most of a key."""
+        """max_prompt_tokens: the most prompt tokens of a key."""
         self.context = context
         self._table = table
         self.masks = masks
         size = HEADER + max_prompt_tokens
         self._packed = torch.zeros(
             size, dtype=torch.int64, device=table.device
-        )  # from where graphs read chunks
+        )  # graphs read chunks from here
 
     def pack(self, chunks: Sequence[PrefillChunk], key: StepKey) -> None:
         """Copies the chunks to the device."""
         copy_to_device(packed_chunks(chunks, key.num_prompt_tokens), self._packed)
 
     def launch(self, key: StepKey) -> StepOutcome:
-        """Launches the key's rows, from the table's first on, and the chunks that were packed."""
+        """Launches the key's rows, which are the first ones of the table, and the packed chunks."""
         rows, prompts = self.operands(key)
         if key.catches_up:
             assert rows is not None, "there are rows to catch up with"
@@ -56,13 +56,13 @@ class StepLauncher:
         return run_step(self.context, rows, key.depth, prompts, keeps_logits=key.keeps_logits)
 
     def begin(self, key: StepKey) -> HalfStep:
-        """Launches the first half of a key with masked rows; the host gets the drafts before the target model
+        """Launches the first half of a key with masked rows. The host gets the drafts before the target model
         has run."""
         rows, prompts = self.operands(key)
         return forward_half(self.context, rows, key.depth, prompts, tells_drafts=True, keeps_logits=True)
 
     def finish(self, key: StepKey, half: HalfStep) -> StepOutcome:
-        """Launches the second half, under the masks that the table got last."""
+        """Launches the second half, with the masks that the table got last."""
         masks = self.masks.first(key.num_rows)
         return sample_half(self.context, half, keeps_logits=key.keeps_logits, masks=masks)
 

@@ -1,7 +1,6 @@
 """Steps with masked rows, in two halves: the host fills the masks while the first half runs.
 
-The second half is launched in any case, whatever happens between the halves: the rows on the device have
-moved on.
+The second half is launched whatever happens between the halves, since the rows on the device have advanced.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _MAX_WAIT_SECONDS = 60.0
 
 
 class MaskedStep:
-    """Launches both halves of a key, on a GPU as graphs from the second time on. Mutable: the half that was
-    begun last."""
+    """Launches both halves of a key, on a GPU as graphs from the second time on. Mutable: keeps the half that
+    was begun last."""
 
     def __init__(self, launcher: StepLauncher, memory: GraphMemory | None) -> None:
-        """memory: None: kernel by kernel."""
+        """memory: None if halves are launched kernel by kernel."""
         self._launcher = launcher
         self._half: HalfStep | None = None
         self._is_replayed = False
@@ -45,8 +44,8 @@ class MaskedStep:
             self._half, self._is_replayed = self._first.run(key)
 
     def finish(self, key: StepKey) -> tuple[StepOutcome, bool]:
-        """Returns the outcome, and whether both halves were replayed. Only behind a graph, whose half stays
-        where it is, may a graph follow."""
+        """Returns the outcome, and whether both halves were replayed. The second half may be a graph only if
+        the first one was, whose results stay at their addresses."""
         if self._second is None or not self._is_replayed:
             return self._launch_second(key), False
         return self._second.run(key)
@@ -72,8 +71,8 @@ class BegunStep:
         self.buffer = buffer
 
     def drafts(self) -> list[list[int]]:
-        """Waits for the drafts. Returns them by row of the round; a row that may not have as many has
-        anything in their places."""
+        """Waits for the drafts. Returns them by row of the round; those beyond a row's own limit may have any
+        value."""
         if self._drafts is None:
             return [[] for _ in range(self._num_rows)]
         since = time.monotonic()
@@ -86,5 +85,5 @@ class BegunStep:
         return [told[at : at + depth] for at in range(1, len(told), depth)]
 
     def finish(self, entries: Mapping[int, int]) -> StepHandle:
-        """Launches the second half. entries: of the buffer, by row; all other rows are not masked."""
+        """Launches the second half. entries: the entry of the buffer for each masked row."""
         return self._finish(entries)

@@ -1,6 +1,6 @@
-"""A prefill of a fixed number of tokens, whatever chunks are in it: what one CUDA graph can hold.
+"""A prefill of a fixed number of tokens, whatever chunks are in it, so that one CUDA graph can hold it.
 
-Chunks come as one tensor of integers; what follows from them is computed on the device. Tokens of no chunk
+Chunks come as one tensor of integers; all else is computed from it on the device. Tokens outside of chunks
 are padding: they are computed, and written nowhere.
 """
 
@@ -24,8 +24,8 @@ HEADER = MAX_CHUNKS * _CHUNK_FIELDS
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
-    """HEADER integers, then num_tokens token ids. Chunks that do not exist have no length, and the first
-    one's row and hit."""
+    """Returns HEADER integers, then num_tokens token ids. Missing chunks have length 0, and the row and hit
+    of the first one."""
     missing = MAX_CHUNKS - len(chunks)
     rows = [chunk.row for chunk in chunks] + [chunks[0].row] * missing
     starts = [chunk.start for chunk in chunks] + [0] * missing
@@ -46,8 +46,8 @@ def padded_chunks(
     *,
     is_window: bool,
 ) -> PromptTokens:
-    """Returns MAX_CHUNKS chunks; those that do not exist have no length. is_window: the first one is attended
-    as a decode window."""
+    """Returns MAX_CHUNKS chunks, of which missing ones have length 0. is_window: attention treats the first
+    one as a decode window."""
     token_ids = packed[HEADER:]
     chunk_rows, starts, lengths, hits, is_generated = packed[:HEADER].view(_CHUNK_FIELDS, MAX_CHUNKS)
     ends = lengths.cumsum(0)
@@ -67,7 +67,7 @@ def padded_chunks(
     spans = TokenSpans(chunk_rows, firsts, lengths, is_generated > 0)
     by_row = RowTokens(rows.state_ids, chunks=ChunkTokens(spans))
     inputs = ForwardInputs(token_ids, positions, slot_mapping, (batch,), by_row)
-    # Chunks that do not exist write what the first one writes, which begins at place 0.
+    # Missing chunks write what the first chunk writes, which begins at index 0.
     first_places = torch.where(lengths > 0, firsts, 0)
     last_places = torch.where(lengths > 0, ends, lengths[0]) - 1
     return PromptTokens(inputs, chunk_rows, lengths, first_places, last_places, hits)

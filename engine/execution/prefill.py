@@ -1,7 +1,7 @@
-"""Chunks of prompts as one forward pass.
+"""Builds the inputs of a forward pass over chunks of prompts.
 
-Tensors only; which chunks are computed, and what comes after them, others decide. Nothing here waits for the
-device.
+Knows tensors only: other modules decide which chunks are computed, and what follows them. Nothing here waits
+for the device.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headway.kernels import QueryBatch, TokenSpans, max_prompt_rows, splits_keys
 
 
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
-    """Returns the place of each chunk's first token in the flat list, where one chunk follows the other."""
+    """Returns the index of each chunk's first token in the flat list of all tokens."""
     return [0, *accumulate(len(chunk.token_ids) for chunk in chunks)][: len(chunks)]
 
 
 def last_places(chunks: Sequence[PrefillChunk]) -> list[int]:
-    """Returns the places of the prompts' last tokens in the flat list: one for each chunk with is_last."""
+    """Returns the indices of the prompts' last tokens in the flat list: one for each chunk with is_last."""
     firsts = zip(first_places(chunks), chunks, strict=True)
     return [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.is_last]
 
@@ -35,7 +35,7 @@ def prefill_inputs(
 ) -> PromptTokens:
     """Builds the inputs of one forward pass; neighbouring chunks of equal length share a batch.
 
-    gqa_group_sizes: of all layers, which have the same batches.
+    gqa_group_sizes: those of all layers, which share the batches.
     """
     device = rows.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
@@ -80,8 +80,8 @@ def _batches(
     block_size: int,
     gqa_group_sizes: Collection[int],
 ) -> Iterator[QueryBatch]:
-    """Yields a batch for each run of chunks that have one length and one kernel, or several where there are
-    too many rows."""
+    """Yields a batch for each run of chunks with the same length and kernel, or several if there are too many
+    rows."""
     first = first_token = 0
     for (length, _), group in groupby(chunks, lambda chunk: (len(chunk.token_ids), splits_keys(chunk.start))):
         cached = [chunk.start for chunk in group]

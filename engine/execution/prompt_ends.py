@@ -1,4 +1,4 @@
-"""Scores the tokens of prompts, samples first tokens and lets rows begin to decode after a pass that computed
+"""Scores prompt tokens, samples first tokens and starts decoding in rows, after a pass that computed
 chunks."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from headway.kernels import begin_decode
 
 
 class PromptEnds:
-    """Launches kernel by kernel. Mutable: nothing; it writes to the table and the results that it is
-    given."""
+    """Launches kernel by kernel. It has no mutable state of its own: it writes to the table and the results
+    that it gets."""
 
     def __init__(self, model: CausalLM, table: DeviceRows, *, block_size: int) -> None:
         self._model = model
@@ -35,8 +35,8 @@ class PromptEnds:
         sampled: torch.Tensor | None = None,  # [rows] int64: what a round sampled after the prompts, by row
         masks: Masks | None = None,  # of all rows; None: no row is masked
     ) -> None:
-        """Samples after the chunks that are last, unless a round did, and scores the tokens that are to be
-        scored."""
+        """Samples the tokens after last chunks, unless a round has done so, and scores the prompt tokens
+        whose scores are wanted."""
         last = [chunk for chunk in chunks if chunk.is_last]
         if last:
             of_last = hidden[self._to_device(last_places(chunks))]
@@ -57,7 +57,7 @@ class PromptEnds:
         sampled: torch.Tensor | None,  # [rows] int64, by row; None: sampled here
         masks: Masks | None,
     ) -> None:
-        """Lets rows decode whose prompts are in the cache."""
+        """Starts decoding in rows whose prompts are in the cache."""
         table = self._table
         lengths = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         index, length = self._to_device([[chunk.row for chunk in chunks], lengths])
@@ -72,8 +72,8 @@ class PromptEnds:
         begin_decode(table.numbers.state(), index, tokens, length, self._block_size)
 
     def warm_up(self, num_prompts: int, masks: Masks) -> None:
-        """Runs what follows prompts, without and with logits processors and masks; all of row 0, which stays
-        padding. masks: of all rows, none of which is masked."""
+        """Runs the launches that follow prompts, with and without logits processors. All are for row 0, which
+        stays padding. masks: those of all rows, none of which is masked."""
         numbers, processors = self._table.numbers, self._table.processors
         index = torch.zeros(num_prompts, dtype=torch.int64, device=self._table.device)
         logits = self._model.logits(self._model.no_states(num_prompts))
@@ -93,11 +93,11 @@ class PromptEnds:
         results: DeviceResults,
         masks: Masks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns [chunks] int64: the tokens at these positions, and the same for the host, with NO_TOKEN
-        where the logits had none; fills in the log-probabilities that are wanted.
+        """Returns [chunks] int64: the tokens at these positions, and the same for the host with NO_TOKEN
+        where the logits were broken. Fills in the log-probabilities that are wanted.
 
-        A few at a time: the logits processors of a row, which are copied, are 9 bytes for each token of the
-        vocabulary.
+        Few rows are sampled at a time, because their logits processors are copied, 9 bytes for each token of
+        the vocabulary.
         """
         num_logprobs = self._table.num_logprobs
         wanted = {i: n for i, c in enumerate(chunks) if (n := num_logprobs.get(c.row)) is not None}
@@ -125,7 +125,7 @@ class PromptEnds:
 
     def _score_prompt(self, chunk: PrefillChunk, hidden: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """Returns the number of top tokens and the scores of the chunk's tokens. hidden: [tokens, hidden],
-        from the chunk's first. The vocabulary's logits exist for a few tokens at a time."""
+        from the chunk's first token on. Logits are computed for a few tokens at a time."""
         if not chunk.scored_token_ids:
             return None
         tokens = torch.split(self._to_device(chunk.scored_token_ids), SCORED_AT_ONCE)

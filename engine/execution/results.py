@@ -21,7 +21,7 @@ Scores = tuple[dict[int, int], torch.Tensor]
 
 @dataclass(slots=True)
 class DeviceResults:
-    """Mutable: the runner fills it while it launches. What nobody asked for stays None."""
+    """Mutable: the runner fills it while it launches. Results that no request asked for stay None."""
 
     device: torch.device
     depth: int
@@ -36,8 +36,8 @@ class DeviceResults:
 
 
 class StepHandle:
-    """The result of a launched step, perhaps still on its way. Mutable: forgets the event once that was
-    waited for."""
+    """The result of a launched step, which may still be running. Mutable: drops the event after the wait for
+    it."""
 
     def __init__(self, results: DeviceResults) -> None:
         self._on_host = replace(
@@ -63,7 +63,7 @@ class StepHandle:
             self._event = None
 
     def result(self) -> StepResult:
-        """Waits, then returns what the device answered."""
+        """Waits for the device, and returns the result."""
         self.wait()
         results = self._on_host
         packed = [] if results.round is None else results.round.read()
@@ -99,12 +99,12 @@ def _scores_to_host(scores: tuple[Wanted, torch.Tensor] | None) -> tuple[Wanted,
 
 
 def _differences(times: list[int]) -> list[float]:
-    """Seconds between times in nanoseconds."""
+    """Returns the seconds between times in nanoseconds."""
     return [(after - before) / 1e9 for before, after in pairwise(times)]
 
 
 def _unpacked(scores: Scores | None, counts: list[int]) -> tuple[TokenLogprobs | None, ...]:
-    """Returns for each line the scores of its first counts[line] tokens, None where none were wanted."""
+    """Returns the scores of the first counts[line] tokens of each line, None where none were wanted."""
     if scores is None:
         return ()
     wanted, packed = scores

@@ -1,12 +1,11 @@
-"""Measures how long decode rounds take before the first request comes: all rows are padding, their KV cache
-is empty."""
+"""Measures decode rounds before the first request: all rows are padding, and their KV cache is empty."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-# Each size is run this many times; the shortest counts, since other work only makes a round longer.
+# Each size is run this many times. The shortest time counts, since other work only makes a round longer.
 _NUM_RUNS = 2
 # With a time limit, sizes are measured until this much time has passed, but at least two of them. Every third
 # number of rows comes first, since two close sizes tell little about the others. A slow device measures the
@@ -22,10 +21,10 @@ def measured_rounds(
     *,
     limit_seconds: float | None,
 ) -> dict[tuple[int, int], float]:
-    """Returns seconds by (rows, depth), of each of its numbers of rows all depths.
+    """Returns seconds by (rows, depth), with all depths for each number of rows.
 
-    run: runs a round of that many rows and drafts; returns its seconds. limit_seconds: None: all sizes are
-    measured.
+    run: runs a round of these rows and drafts, and returns its seconds. limit_seconds: None to measure all
+    sizes.
     """
     depths, began = tuple(depths), time.monotonic()
     found: dict[tuple[int, int], float] = {}

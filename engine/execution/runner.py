@@ -1,6 +1,6 @@
-"""Turns plans into device work: changes of rows, chunks of prompts, decode rounds.
+"""Executes plans on the device: changes of rows, chunks of prompts, decode rounds.
 
-Knows tensors and the model; knows nothing of requests beyond their rows.
+Knows tensors and the model, and of requests only their rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from headway.kernels import stamp
 
 
 class Runner:
-    """Owns the model, the state pool and the table of rows: the only writer of them on the host side."""
+    """Owns the model, the state pool and the table of rows. Mutable: it is their only writer on the host."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Runner:
         prefill: PrefillPolicy | None = None,
         tell: Callable[[Command], None] = tell_nobody,
     ) -> None:
-        """prefill: bounds what a step may ask for; None: WARM_UP_TOKENS in every step. tell: called with all
-        that the runners of the other ranks have to do, before it is done here."""
+        """prefill: bounds the prompt tokens of a step; None: WARM_UP_TOKENS in every step. tell: called with
+        each command for the runners of the other ranks before it is executed here."""
         policy = prefill or PrefillPolicy.uniform(WARM_UP_TOKENS)
         self.model = model
         self._tell = tell
@@ -103,8 +103,8 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self, depths: Iterable[int], *, progress: Callable[[float], None]) -> None:
-        """Makes the steps of these depths ready before the first request comes; all rows are padding. Does
-        nothing on a CPU. Raises ConfigError where the memory does not suffice."""
+        """Compiles and captures the steps of these depths before the first request; all rows are padding.
+        Does nothing on a CPU. Raises ConfigError where the memory does not suffice."""
         depths = tuple(depths)
         if self.graphs is None or not depths:
             return
@@ -114,8 +114,9 @@ class Runner:
 
     @torch.inference_mode()
     def measured_bytes(self, depths: Sequence[int], *, progress: Callable[[float], None]) -> int:
-        """Returns the bytes of the GPU that steps of these depths and their graphs will take; compiles their
-        kernels, and keeps what it has taken. Raises ConfigError where the memory does not suffice."""
+        """Returns the GPU memory that steps of these depths and their graphs will take. Compiles their
+        kernels, and keeps the memory that it has allocated. Raises ConfigError where the memory does not
+        suffice."""
         assert self.graphs is not None, "steps are not captured on a CPU"
         return self.warm_up.measured_bytes(self._captured_keys(depths), self.graphs, progress)
 
@@ -135,21 +136,22 @@ class Runner:
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """The numbers of rows to which rounds are padded; on a CPU, those of which the times of rounds are
-        told apart."""
+        """Returns the numbers of rows to which rounds are padded. On a CPU nothing is padded, and they only
+        group the measured times of rounds."""
         return row_counts(len(self.rows.limits)) if self.grid is None else self.grid.row_counts
 
     @torch.inference_mode()
     def measure_rounds(self, depths: Iterable[int]) -> dict[tuple[int, int], float]:
-        """Returns the seconds of rounds of these depths by (rows, depth), before the first request comes."""
+        """Measures rounds of these depths before the first request. Returns their seconds by (rows,
+        depth)."""
         found = self._measured(self.time_round, depths)
         self._ring.restart()
         return found
 
     @torch.inference_mode()
     def measure_catch_ups(self) -> dict[int, float]:
-        """Returns the seconds in which the drafter catches up, by rows, before the first request comes; empty
-        if it never does."""
+        """Measures how long the drafter takes to catch up, before the first request. Returns the seconds by
+        rows; empty if it never has to."""
         if not self.launcher.context.drafter.traits.leaves_pending:
             return {}
         found = self._measured(lambda rows, _: self.time_catch_up(rows), (0,))
@@ -163,7 +165,7 @@ class Runner:
 
     @torch.inference_mode()
     def time_round(self, num_rows: int, depth: int) -> float:
-        """Returns the seconds of a round of padding, before the first request comes."""
+        """Runs a round of padding before the first request. Returns its seconds."""
         self._tell(TimeRound(num_rows, depth))
         slot = self._ring.take(NUM_STAMPS)
         self._run(StepKey(num_rows, depth))
@@ -173,8 +175,7 @@ class Runner:
 
     @torch.inference_mode()
     def time_catch_up(self, num_rows: int) -> float:
-        """Returns the seconds in which the drafter catches up with padding, before the first request
-        comes."""
+        """Lets the drafter catch up with padding before the first request. Returns the seconds."""
         self._tell(TimeCatchUp(num_rows))
         began = time.perf_counter()
         self._catch_up(num_rows)
@@ -183,7 +184,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> StepHandle:
-        """Starts all the work of one step without masked rows, in the order of the plan's fields."""
+        """Launches a step without masked rows, in the order of the plan's fields."""
         self._tell(Launch(plan))
         results, key = self._start(plan)
         if key is not None:
@@ -195,7 +196,7 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, plan: Plan) -> BegunStep:
-        """Starts the first half of a step with masked rows: all up to the logits of its round, or of its
+        """Launches the first half of a step with masked rows, up to the logits of its round, or of its
         prompts if there is no round."""
         self._tell(Begin(plan))
         results, key = self._start(plan)
@@ -218,7 +219,7 @@ class Runner:
     def _told(
         self, finish: Callable[[Mapping[int, int]], StepHandle]
     ) -> Callable[[Mapping[int, int]], StepHandle]:
-        """Returns the second half of a step, of which other ranks are told first, if there are any."""
+        """Returns the second half of a step, which tells other ranks first, if there are any."""
 
         def tell_and_finish(entries: Mapping[int, int]) -> StepHandle:
             self._tell(Finish(dict(entries), self.masks.filled(len(entries))))
@@ -247,7 +248,8 @@ class Runner:
         return StepHandle(results)
 
     def _start(self, plan: Plan) -> tuple[DeviceResults, StepKey | None]:
-        """Changes the rows, and lets the drafter catch up. Returns the key of the round, if there is one."""
+        """Applies the changes of rows, and lets the drafter catch up. Returns the results to be filled, and
+        the key of the round if there is one."""
         if plan.wiped_block_ids:
             self.pool.wipe(to_device(plan.wiped_block_ids, self.device))
         results = DeviceResults(self.device, plan.depth, self.table.update(plan))
@@ -265,8 +267,8 @@ class Runner:
         return results, mixed or wanted
 
     def _agree_on(self, num_faults: int) -> None:
-        """Ends this rank where a request could be set up by some ranks alone: its row would be padding to the
-        others."""
+        """Asserts that all ranks have failed to set up the same number of requests. Otherwise a row would be
+        padding on some ranks only."""
         group = self.model.group
         if group.size > 1:
             counts = group.gather(torch.tensor([[num_faults]]))[0].tolist()
@@ -286,7 +288,8 @@ class Runner:
         return wanted if self.grid is None else self.grid.round(wanted)
 
     def _decode(self, key: StepKey, plan: Plan, results: DeviceResults) -> None:
-        """Runs the round, with the prompts in its pass if the key has any; their rows are padding to it."""
+        """Runs the round, and the prompts in its pass if the key has any; their rows are padding in the
+        round."""
         results.round = self._take_ring_slot(len(plan.decode_request_ids), plan.depth)
         if key.num_prompt_tokens:
             self.launcher.pack(plan.prefill, key)
@@ -294,7 +297,7 @@ class Runner:
         self._take_outcome(key, outcome, plan, results)
 
     def _take_outcome(self, key: StepKey, outcome: StepOutcome, plan: Plan, results: DeviceResults) -> None:
-        """Scores the tokens of the round, and lets the rows decode whose prompts shared its pass."""
+        """Scores the tokens of the round, and starts decoding in rows whose prompts shared its pass."""
         num_rows = len(plan.decode_request_ids)
         assert outcome.round is not None, "the step has a round"
         if outcome.round.logits is not None:
@@ -309,13 +312,13 @@ class Runner:
             )
 
     def _take_ring_slot(self, num_rows: int, depth: int) -> RingSlot:
-        """Called once for each round, before it is launched."""
+        """Takes the ring slot of a round. It is called once for each round, before the launch."""
         return self._ring.take(NUM_STAMPS + num_rows * (depth + 2))
 
     def _prefill(
         self, chunks: Sequence[PrefillChunk], results: DeviceResults, masks: Masks | None = None
     ) -> None:
-        """Computes the chunks by a pass of their own."""
+        """Computes the chunks in a pass of their own."""
         self._end_prefill(chunks, self._begin_prefill(chunks, results), results, masks)
 
     def _begin_prefill(self, chunks: Sequence[PrefillChunk], results: DeviceResults) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""One step of the engine: a decode round, chunks of prompts, or both in one forward pass, as two straight
-lines of launches.
+"""One step of the engine: a decode round, chunks of prompts, or both in one forward pass, as two sequences of
+launches.
 
-`forward_half` goes up to the logits, `sample_half` from sampling on. Neither branches on data nor allocates
-by it, so that either, or both together, can be captured as a CUDA graph. Speculative decoding after Leviathan
-et al. (arXiv 2211.17192); verification by equality of coupled samples (Daliri, Musco, Suresh, arXiv
-2408.07978), so that a draft never changes the text.
+`forward_half` ends with the logits, `sample_half` begins with sampling. Neither has branches or allocations
+that depend on data, so that each, or both together, can be captured as a CUDA graph. Speculative decoding
+after Leviathan et al. (arXiv 2211.17192); verification by equality of coupled samples (Daliri, Musco, Suresh,
+arXiv 2408.07978), so that a draft never changes the text.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ NUM_STAMPS, SAMPLING_STAMP, END_STAMP = 5, 3, 4
 class StepContext:
     """Objects that all steps share.
 
-    ring: takes what a round leaves for the host; None: nothing reads it there. draft_ring: takes the drafts
-    of rounds in two halves, after a time. kept_logits: takes the logits of rounds in two halves, and of those
-    that keep them, so that no graph holds its own; None: each round has a tensor of its own.
+    ring: gets the results of rounds for the host; None: the host does not read them. draft_ring: gets a time
+    stamp and the drafts of rounds in two halves. kept_logits: gets the logits of rounds in two halves, and of
+    rounds that return log-probabilities, so that no graph holds its own; None: each round has a tensor of its
+    own.
     """
 
     model: CausalLM
@@ -64,7 +65,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class ForwardedPrompts:
-    """The prompt tokens of a step, and what the target leaves of them."""
+    """The prompt tokens of a step, and the hidden states of the target for them."""
 
     tokens: PromptTokens
     states: TargetStates
@@ -80,12 +81,12 @@ class HalfStep:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """The results of a round, those for the host in one tensor.
+    """The results of a round; those for the host are one tensor.
 
     packed: times in nanoseconds (begin, drafts done, target done, sampling begins, end), then for each row
-    the number of sampled tokens that stay (0: padding) and all depth + 1 of them, -1 (NO_TOKEN) where the
-    logits had none. In a row whose prompt shared the pass the first one follows the prompt. The end time is
-    written by the kernel that delivers the rest to the host.
+    the number of emitted tokens (0: padding) and all depth + 1 sampled tokens, -1 (NO_TOKEN) where the logits
+    were broken. In a row whose prompt shared the pass the first token follows the prompt. The end time is
+    written by the kernel that copies the rest to the host.
     """
 
     packed: torch.Tensor  # [NUM_STAMPS + rows * (depth + 2)] int64
@@ -101,8 +102,8 @@ class RoundOutcome:
         self,
         rows: torch.Tensor,  # [n] int64
     ) -> torch.Tensor:
-        """Returns [n, depth + 1, score]: of the tokens that were sampled in these rows, as `score_tokens` has
-        them."""
+        """Returns [n, depth + 1, score]: the scores of the tokens that were sampled in these rows, see
+        `score_tokens`."""
         assert self.logits is not None, "the logits were kept"
         sampled = self.emitted[rows, 1:].clamp(min=0)
         return score_tokens(self.logits[rows].flatten(0, 1), sampled.flatten()).view(*sampled.shape, -1)
@@ -110,19 +111,20 @@ class RoundOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The results of a step. prompt_hidden: [prompt tokens, hidden], of those that the step computed."""
+    """The results of a step. prompt_hidden: [prompt tokens, hidden], the hidden states of its prompt
+    tokens."""
 
     round: RoundOutcome | None
     prompt_hidden: torch.Tensor | None
 
 
 def emitted_of(packed: torch.Tensor, depth: int) -> torch.Tensor:
-    """Returns [rows, depth + 2] int64: what follows the times, by row."""
+    """Returns [rows, depth + 2] int64: the part after the times, by row."""
     return packed[NUM_STAMPS:].view(-1, depth + 2)
 
 
 def lines_of(packed: list[int], depth: int) -> list[list[int]]:
-    """Returns the same of a list."""
+    """Returns the same part of a list."""
     return [packed[at : at + depth + 2] for at in range(NUM_STAMPS, len(packed), depth + 2)]
 
 
@@ -134,7 +136,7 @@ def run_step(
     *,
     keeps_logits: bool = False,
 ) -> StepOutcome:
-    """Runs both halves. rows: of the decode round; None: prompts alone."""
+    """Runs both halves. rows: those of the decode round; None: there are only prompts."""
     half = forward_half(context, rows, depth, prompts, keeps_logits=keeps_logits)
     return sample_half(context, half, keeps_logits=keeps_logits)
 
@@ -149,8 +151,8 @@ def forward_half(
     keeps_logits: bool = False,
 ) -> HalfStep:
     """Drafts, then runs the target model over the windows of the rows and the tokens of the prompts.
-    tells_drafts: the host gets the drafts by the draft ring before the target model runs. keeps_logits: they
-    are read after this step's launch, or by a launch of its own."""
+    tells_drafts: the drafts are copied to the host, by the draft ring, before the target model runs.
+    keeps_logits: the logits are read later, by another launch."""
     if rows is None:
         assert prompts is not None, "a step has rows or prompts"
         states = context.model.forward(prompts.inputs, context.pool, context.drafter.taps)
@@ -177,10 +179,10 @@ def forward_half(
 def sample_half(
     context: StepContext, half: HalfStep, *, keeps_logits: bool = False, masks: Masks | None = None
 ) -> StepOutcome:
-    """Samples, verifies the drafts, moves the state of the rows on and delivers; last, the drafter sees the
-    prompts.
+    """Samples, verifies the drafts, advances the state of the rows and copies the results to the host. At
+    last it shows the prompts to the drafter.
 
-    masks: of the rows of the round; None: no row has any."""
+    masks: those of the rows of the round; None: no row has any."""
     outcome = prompt_hidden = None
     if half.round is not None:
         if masks is not None:
@@ -216,15 +218,14 @@ def _tell_drafts(context: StepContext, window: RoundWindow) -> None:
 def _forward(
     context: StepContext, inputs: ForwardInputs, prompts: PromptTokens | None
 ) -> tuple[TargetStates, ForwardedPrompts | None]:
-    """Returns what the target leaves of the round's tokens and the prompts with theirs, of one forward
-    pass."""
+    """Runs one forward pass over the round's tokens and the prompts. Returns the hidden states of both."""
     taps = context.drafter.taps
     if prompts is None:
         return context.model.forward(inputs, context.pool, taps), None
     both = context.model.forward(concatenate(inputs, prompts.inputs), context.pool, taps)
     of_round, of_prompts = both.split(len(inputs.token_ids))
-    # The prompts' part is a copy: a graph keeps the memory of what it returns, and nothing needs the round's
-    # part.
+    # The prompts' part is copied, because a graph keeps the memory of what it returns, and nothing needs the
+    # round's part later.
     return of_round, ForwardedPrompts(prompts, replace(of_prompts, last=of_prompts.last.clone()))
 
 
@@ -233,11 +234,11 @@ def _place_prompt_ends(
     hidden: torch.Tensor,  # [rows * (depth + 1), hidden], of the round's tokens; changed in place
     next_positions: torch.Tensor,  # [rows] int64
 ) -> torch.Tensor:
-    """Gives the hidden states of the prompts' last tokens to the first window place of their rows, which are
-    padding to the round: it samples there what follows the prompts, and lm_head is not read once more for
-    them alone.
+    """Copies the hidden states of the prompts' last tokens to the first window position of their rows, which
+    are padding in the round. So the round also samples the tokens after the prompts, and lm_head is not read
+    once more for them.
 
-    Returns [rows] int64: next_positions, in rows with prompts the position that follows these.
+    Returns [rows] int64: next_positions; in rows with prompts, the position after the prompt.
     """
     last_places = prompts.tokens.last_places_by_row(len(next_positions))
     has_prompt, places = last_places >= 0, last_places.clamp(min=0)
@@ -267,8 +268,7 @@ def _finish_round(
     if context.relaxed is not None:
         context.relaxed.relax(sampled, logits, window, rows)
     size = context.pool.block_size
-    # The device goes on with a token that exists; the host is told of the broken ones and ends the row's
-    # request.
+    # The device continues with a valid token. The host learns of broken logits and ends the row's request.
     emitted = verify_and_rewind(
         rows.state(), window, sampled, size, broken=broken, out=emitted_of(packed, depth)
     )

@@ -1,5 +1,4 @@
-"""The sizes of padded steps: which of them exist, which one holds a plan, and in which order they are
-captured.
+"""The sizes of padded steps: which exist, which one holds a plan, and in which order they are captured.
 
 Numbers only. A key names one CUDA graph; what is computed under it is in step.py.
 """
@@ -15,14 +14,13 @@ from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.scheduling.prefill_policy import MAX_MIXED_TOKENS, MIXED_STEP, PrefillPolicy
 from headway.kernels import PaddedForm, padded_form, splits_keys
 
-# From 64 rows on the time of a round grows with its rows, so that a larger graph costs what it computes in
-# vain.
+# From 64 rows on the time of a round grows with its rows, so that padding costs time.
 _ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112)
 ROW_STEP = 32
-# Rounds that share their pass with prompts are padded to every second number of rows, and to this number of
-# tokens at least: most tokens of such a pass are those of prompts, and each depth has graphs of its own.
+# Rounds that share their pass with prompts are padded to every second number of rows, and to at least this
+# number of tokens: most tokens of such a pass are prompt tokens, and each depth needs its own graphs.
 _LEAST_MIXED_TOKENS = 64
-# More prompt tokens take the device longer than a slow host takes to launch them kernel by kernel (7B model,
+# The device needs longer for more prompt tokens than a slow host needs to launch their kernels (7B model,
 # H200).
 MAX_REPLAYED_TOKENS = 1024
 _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_REPLAYED_TOKENS)
@@ -31,11 +29,12 @@ _TOKEN_COUNTS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, M
 class StepKey(NamedTuple):
     """One forward pass of fixed sizes, and what follows it.
 
-    num_rows, depth: of the decode round with its padding rows; no rows: no round. num_prompt_tokens: with
-    padding; 0: no prompts. is_window: the prompt tokens are one short chunk. is_adjusted: logits processors
-    are applied to the round. is_masked: grammars restrict some rows; the step runs in two halves.
-    keeps_logits: the outcome has the round's logits, for log-probabilities. catches_up: no forward pass of
-    the target: the drafter sees what rounds without drafts have left pending of the rows.
+    num_rows, depth: the size of the decode round, padding included; 0 rows: there is no round.
+    num_prompt_tokens: includes padding; 0: there are no prompts. is_window: the prompt tokens are one short
+    chunk. is_adjusted: logits processors are applied to the round. is_masked: grammars restrict some rows;
+    the step runs in two halves. keeps_logits: the outcome has the round's logits, for log-probabilities.
+    catches_up: instead of a forward pass, the drafter processes the tokens that rounds without drafts have
+    left pending.
     """
 
     num_rows: int = 0
@@ -50,9 +49,9 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepGrid:
-    """The padded sizes, each ascending. mixed_counts: of the prompt tokens that share a pass with a round.
-    Prompts of more than the largest count, of more than MAX_CHUNKS chunks or with many cached keys have no
-    key."""
+    """The padded sizes in ascending order. mixed_counts: the numbers of prompt tokens that share a pass with
+    a round. Prompts of more tokens than the largest count, of more than MAX_CHUNKS chunks or with many cached
+    keys have no key."""
 
     row_counts: tuple[int, ...]
     prompt_counts: tuple[int, ...] = ()
@@ -89,8 +88,8 @@ class StepGrid:
         return None if form is None else StepKey(num_prompt_tokens=num_tokens, is_window=is_window)
 
     def catch_up(self, num_rows: int) -> StepKey:
-        """Returns the key under which the drafter catches up with this number of rows: rare and short, so
-        that every second size is enough."""
+        """Returns the key under which the drafter catches up with this number of rows. It does so rarely and
+        takes a short time, so that every second size is enough."""
         return StepKey(next(n for n in self._fewer_row_counts if n >= num_rows), catches_up=True)
 
     @property
@@ -102,9 +101,8 @@ class StepGrid:
         return tuple(n for n in self._fewer_row_counts if n >= least)
 
     def captured(self, depths: Iterable[int], policy: PrefillPolicy, *, catches_up: bool) -> list[StepKey]:
-        """Returns the keys to be captured at the start: mixed passes and rounds of all depths, prompts, and
-        catching up, of each kind the largest first, so that the smaller ones fit into the memory of the
-        larger."""
+        """Returns the keys to be captured at the start: mixed passes, prompts, rounds of all depths, and
+        catching up. The largest of each kind comes first, so that the smaller ones fit into its memory."""
         deepest_first = sorted(depths, reverse=True)
         mixed = [
             StepKey(n, depth, tokens)
@@ -133,7 +131,7 @@ def _padded_count(chunks: Sequence[PrefillChunk], counts: Sequence[int]) -> int 
 
 
 def _most_cached(chunks: Sequence[PrefillChunk]) -> int:
-    """Returns the most tokens that are cached before one of the chunks."""
+    """Returns the largest number of cached tokens before one of the chunks."""
     return max(chunk.start for chunk in chunks)
 
 

@@ -28,7 +28,7 @@ from headway.engine.state.memory import available_bytes, bytes_taken_by, is_out_
 from headway.kernels import FEW_ROWS, MIN_ADDED_ROWS, compile_in_workers, most_gated_rows, reserve_workspace
 
 WARM_UP_TOKENS = 1024
-# Kernels of few rows differ where these are more than 8, than 16 and than FEW_ROWS.
+# The kernels for few rows change above 8, 16 and FEW_ROWS rows.
 SOME_ROWS = 16
 
 StepGraphs = GraphCache[StepKey, StepOutcome]
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class WarmUp:
-    """Mutable: nothing of its own. Everything that it runs belongs to rows that are padding."""
+    """Runs steps whose rows are all padding. It has no mutable state of its own."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class WarmUp:
         ConfigError."""
         max_depth = max(key.depth for key in keys)
         with self._refusing_shortage(max_depth):
-            reserve_workspace(self._table.device)  # not in memory that a rehearsal gives back
+            reserve_workspace(self._table.device)  # a rehearsal would give its memory back
             with self._first_rank_first():
                 self._compile(keys, graphs, progress)
             _, for_prompts = bytes_taken_by(self.run_prompts)
             graphs.capture_all(keys, progress, prepare=self._pack)
             _, for_round = bytes_taken_by(lambda: self._try_largest_round(max_depth))
             if self._group.largest(for_prompts - available_bytes(self._table.device)) > 0:
-                self.run_prompts()  # graphs may have left it too little
+                self.run_prompts()  # graphs may have left too little memory for it
             graphs.memory.reserve(max(for_prompts, for_round))
 
     def measured_bytes(
@@ -86,7 +86,7 @@ class WarmUp:
             for done, key in enumerate(some, start=1):
                 self._pack(key)
                 graphs.capture(key)
-                graphs.run(key)  # CUDA takes some of a graph's memory when it is first replayed
+                graphs.run(key)  # CUDA allocates some of a graph's memory at its first replay
                 progress(done / len(some))
             torch.cuda.synchronize(device)
             by_torch, by_cuda = TakenMemory.now(device).since(taken)
@@ -118,14 +118,14 @@ class WarmUp:
             ) from error
 
     def run_prompts(self) -> None:
-        """Computes prompts whose row has no blocks, so that they are written nowhere: their kernels are
-        compiled, and the most that a step may take is tried. Raises ConfigError."""
+        """Computes prompts whose row has no blocks, so that they are written nowhere. It compiles their
+        kernels, and tries the largest step. Raises ConfigError."""
         for step in self._prompt_steps():
             step()
 
     def _prompt_steps(self) -> Iterator[Callable[[], object]]:
-        """Yields what launches prompts and all that follows them. Inputs are copied to the device before each
-        launch, so that the launch itself can be captured."""
+        """Yields functions that launch prompts and what follows them. Inputs are copied to the device before
+        each launch, so that the launch itself can be captured."""
         most, launcher = self.policy.most_tokens, self._launcher
         model = launcher.context.model
         for lengths in self._tried_lengths(most):
@@ -134,20 +134,20 @@ class WarmUp:
         linears = [linear for layer in model.layers for linear in layer.linears()]
         experts, drafts = model.experts(), launcher.context.drafter.model
         if drafts is not None:
-            # Its lm_head reads a row each, in rounds alone.
+            # Its lm_head is used in rounds only, with one row for each of theirs.
             linears += (linear for linear in drafts.linears() if linear.shape != drafts.lm_head_shape)
             experts += drafts.experts()
         yield lambda: compile_linears(linears, most)
         yield lambda: compile_experts(experts, most)
         yield lambda: launcher.context.drafter.catch_up(self._table.numbers)
         yield launcher.context.pool.warm_up
-        # Prompts are scored by any number of tokens, rounds may all have fewer.
+        # Any number of prompt tokens may be scored, which may be more than rounds have.
         for num_scored in (SOME_ROWS, FEW_ROWS, SCORED_AT_ONCE):
             yield partial(_score_zeros, model, num_scored)
         yield lambda: self._prompt_ends.warm_up(1, launcher.masks.all)
 
     def _tried_lengths(self, most: int) -> list[list[int]]:
-        """Returns the lengths of the prompts of each pass. most: tokens of a pass."""
+        """Returns the lengths of the prompts of each pass. most: the most tokens of a pass."""
         context = self._launcher.context
         model, drafts = context.model, context.drafter.model
         linears = (*model.linears(), *(() if drafts is None else drafts.linears()))
@@ -157,13 +157,13 @@ class WarmUp:
             self._lengths_of(size) for size in sorted(({min(WARM_UP_TOKENS, most), most} | gated) - {0})
         ]
         if self._max_depth == 0:
-            # Prompts that no graph is for may have one token too few for products that add themselves.
+            # Prompts without a graph may have one token too few for products with a fused residual addition.
             passes.append(self._lengths_of(min(MIN_ADDED_ROWS - 1, most)))
         return passes
 
     def _pass_of(self, lengths: Sequence[int]) -> Callable[[], object]:
-        """Returns what launches a pass of prompts of these lengths. It raises ConfigError where the memory
-        does not suffice."""
+        """Returns a function that launches a pass of prompts of these lengths. It raises ConfigError where
+        the memory does not suffice."""
         chunks = [PrefillChunk(0, 0, 0, (0,) * n, hidden_block_id=None, is_last=True) for n in lengths]
         tokens = self._launcher.tokens_of(chunks)
 
@@ -193,7 +193,7 @@ class WarmUp:
         """Compiles the kernels of all steps in worker processes, after a rehearsal that records what each
         launch needs, unless the smallest round finds all its kernels in Triton's cache.
 
-        It only saves time: a kernel that it leaves out is compiled when it is launched.
+        It only saves time: a kernel that it misses is compiled at its launch.
         """
         started, precompiler, memory = time.monotonic(), None, graphs.memory
         max_depth = max(key.depth for key in keys)
@@ -222,7 +222,7 @@ class WarmUp:
             )
 
     def _pack(self, key: StepKey) -> None:
-        """One chunk of row 0, which is padding and has no blocks, stands for the prompts of every key."""
+        """Packs one chunk of row 0, which is padding and has no blocks, as the prompts of the key."""
         if key.num_prompt_tokens:
             token_ids = (0,) * key.num_prompt_tokens
             self._launcher.pack([PrefillChunk(0, 0, 0, token_ids, hidden_block_id=None, is_last=False)], key)
@@ -232,12 +232,12 @@ class WarmUp:
         self._try_largest_round(max_depth)
 
     def _try_largest_round(self, depth: int) -> None:
-        """Requests may have their logits adjusted, masked and scored, and many may start at once: that there
-        is room is tried, not taken."""
+        """Runs the largest round with adjusted, masked and scored logits, and the start of many requests, to
+        see that there is enough memory."""
         num_rows, launcher = len(self._table), self._launcher
         key = StepKey(num_rows, depth, is_adjusted=True, keeps_logits=True, is_masked=True)
         rows, _ = launcher.operands(key)
-        # The drafts, of which nobody has taken a slot of the ring, are not told.
+        # The drafts are not copied to the host, since no slot of the ring was taken for them.
         half = forward_half(launcher.context, rows, depth, None, keeps_logits=True)
         outcome = launcher.finish(key, half).round
         assert outcome is not None, "the step has a round"
