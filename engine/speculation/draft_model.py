@@ -1,8 +1,8 @@
 """Drafts from a smaller model of the same vocabulary (Leviathan et al., 2023; Chen et al., 2023): one pass
 over the pending tokens, then single steps.
 
-Slot i of its KV cache holds token t_i, in the blocks that the target's cache has, so that prefix hits,
-preemption and compaction need nothing more.
+Slot i of its KV cache holds token t_i, in the same blocks as in the target's cache, so that prefix hits,
+preemption and compaction need no further code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ModelDrafter:
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
         """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the slots up to L +
-        depth - 1. Drafts are picked with the noise, penalties and bias of the target at the same position.
-        Rows that are padding get rubbish and write nothing."""
+        depth - 1. Drafts are sampled with the noise, penalties and bias of the target at the same position.
+        Padding rows get arbitrary drafts and write nothing."""
         state, size = rows.state(), self._pool.block_size
         drafts = rows.last_tokens.new_empty((depth, len(rows.last_tokens)))
         # The pending tokens fill slots L - pending + 1 .. L; the last one gives the first draft.
@@ -55,10 +55,10 @@ class ModelDrafter:
         self.model.fill_cache(prompts.inputs, self._pool)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
-        """Needs nothing of it but its tokens, which are pending."""
+        """Does nothing: the tokens of the round are pending already."""
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Fills the slots of all pending tokens but the newest, which moves to the first place."""
+        """Fills the slots of all pending tokens but the newest, which moves to the first position."""
         num_old = old_counts(rows)
         for places in old_places(rows):
             self.model.fill_cache(old_inputs(rows, num_old, places, self._pool.block_size), self._pool)

@@ -1,7 +1,7 @@
 """The protocol of drafters: a drafter sees the target's tokens and hidden states, and proposes tokens.
 
-A draft never changes the text, so that nothing here has to be exact; what a drafter keeps decides only how
-often it is right.
+A draft never changes the text, so that nothing here has to be exact: the state of a drafter only affects its
+acceptance rate.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from headway.kernels import RoundWindow
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The chunks of prompts in one forward pass, n of them. Chunks that do not exist are as the first one, of
-    length 0."""
+    """The n chunks of prompts in one forward pass. Missing chunks are like the first one, with length 0."""
 
     inputs: ForwardInputs
     rows: torch.Tensor  # [n] int64
     lengths: torch.Tensor  # [n] int64
-    first_places: torch.Tensor  # [n] int64: place of each chunk's first token in the flat list
-    last_places: torch.Tensor  # [n] int64: place of each chunk's last token in the flat list
+    first_places: torch.Tensor  # [n] int64: index of each chunk's first token in the flat list
+    last_places: torch.Tensor  # [n] int64: index of each chunk's last token in the flat list
     hits: torch.Tensor  # [n] int64: the block that ends before the chunk, found in the prefix cache; -1: none
 
     def last_places_by_row(self, num_rows: int) -> torch.Tensor:
-        """Returns [num_rows] int64: the place of each row's last token in the flat list; -1: the row has no
+        """Returns [num_rows] int64: the index of each row's last token in the flat list; -1: the row has no
         chunk."""
         row = torch.arange(num_rows, device=self.rows.device)
         is_of_row = (self.rows == row[:, None]) & (self.lengths > 0)
@@ -43,10 +42,12 @@ class PromptTokens:
 
 
 class Drafter(Protocol):
-    """Proposes drafts and keeps what it needs for that. All methods can be captured in a CUDA graph.
+    """Proposes drafts, and keeps the state that it needs for that. All methods can be captured in a CUDA
+    graph.
 
-    traits: what others plan by. taps: the layers of the target at whose entrance it reads the residual
-    stream, besides the last state; see `CausalLM.forward`. model: its layers with weights; None: it has none.
+    traits: the properties that planning depends on. taps: the layers of the target at whose input it reads
+    the residual stream, besides the last state; see `CausalLM.forward`. model: its layers with weights; None:
+    it has none.
     """
 
     traits: DrafterTraits
@@ -63,7 +64,8 @@ class Drafter(Protocol):
         ...
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
-        """Sees every prompt token that the target computed, with what the target left of it."""
+        """Processes all prompt tokens that the target has computed. states: the hidden states of the target
+        for them."""
         ...
 
     def observe_round(
@@ -72,23 +74,23 @@ class Drafter(Protocol):
         window: RoundWindow,
         states: TargetStates,  # of rows * (depth + 1) tokens
     ) -> None:
-        """Sees the tokens of a round, at depth 0, too, after they were verified."""
+        """Processes the tokens of a round after they were verified, also at depth 0."""
         ...
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Sees what rounds without drafts have left pending of the rows, so that at most one pair of each
-        stays pending."""
+        """Processes the tokens that rounds without drafts have left pending, so that at most one pair of each
+        row stays pending."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFamily:
-    """A kind of drafter. What others plan by stands in `DRAFTER_TRAITS` under the same name.
+    """A kind of drafter. Its traits are in `DRAFTER_TRAITS` under the same name.
 
-    make: binds it to what it reads and writes; max_depth: the most drafts of a round. state: declares what it
-    keeps by block and by row besides the state of its layers; max_pending: the most pairs of a row that wait
-    for it. make_model: makes its layers, whose weights are loaded with the target's; None: it has none, or
-    they are in a folder of their own, which says what makes them (`loading.drafter.maker_of`).
+    make: makes the drafter for a model, a pool and the rows; max_depth: the most drafts of a round. state:
+    declares its state by block and by row besides the state of its layers; max_pending: the most pairs of a
+    row that wait for it. make_model: makes its layers, whose weights are loaded with the target's; None: it
+    has none, or they are in a folder of their own, which says how they are made (`loading.drafter.maker_of`).
     """
 
     make: Callable[[ModelPair, StatePool, RowTensors, int], Drafter]  # the last: max_depth
@@ -97,7 +99,7 @@ class DrafterFamily:
 
 
 class NoDrafter:
-    """Never drafts and keeps nothing."""
+    """Never drafts, and has no state."""
 
     traits = DRAFTER_TRAITS["none"]
     taps: tuple[int, ...] = ()
@@ -107,10 +109,10 @@ class NoDrafter:
         raise AssertionError("nothing drafts: depth must be 0")
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
-        """Keeps nothing of them."""
+        """Does nothing."""
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
-        """Keeps nothing of it."""
+        """Does nothing."""
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Has nothing pending."""
+        """Does nothing: no tokens are pending."""

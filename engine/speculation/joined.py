@@ -1,7 +1,7 @@
-"""N-gram lookup beside another drafter: of each row, the one that was right more often lately drafts.
+"""N-gram lookup together with another drafter: in each row the one drafts that was right more often lately.
 
-Both propose in every round, and both are compared with what the target said, so that the one that does not
-draft is judged, too, as far as the round's tokens go. A row's choice depends on nothing but its own text.
+Both propose in every round, and both proposals are compared with the target's tokens, as far as the round has
+any. So the one that does not draft is judged, too. A row's choice depends on its own text only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ STATE = (
 
 
 class JoinedDrafter:
-    """Mutable: it is the only writer of what STATE declares. The two drafters write their own state."""
+    """Mutable: it is the only writer of the state that STATE declares. The two drafters write their own
+    state."""
 
     def __init__(
         self,
@@ -49,17 +50,17 @@ class JoinedDrafter:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Returns those of the other drafter."""
+        """Returns the taps of the other drafter."""
         return self._other.taps
 
     @property
     def model(self) -> DraftModel | None:
-        """Returns that of the other drafter."""
+        """Returns the model of the other drafter."""
         return self._other.model
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        """Returns [rows, depth] int64: of each row the drafts of one of the two, the other drafter's where
-        they are equally good."""
+        """Returns [rows, depth] int64: for each row the drafts of one of the two, those of the other drafter
+        if both are equally good."""
         ids = rows.state_ids
         drafts = self._other.propose(rows, depth)
         found = self._ngrams.propose(rows, depth)
@@ -69,8 +70,8 @@ class JoinedDrafter:
         return torch.where(takes_ngrams[:, None], found, drafts)
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
-        """Forgets what was right in rows whose prompts are computed. Those with a prediction begin with
-        it."""
+        """Resets the averages of rows whose prompts are computed. Rows with a prediction begin with n-gram
+        lookup."""
         self._other.observe_prompts(prompts, states)
         self._ngrams.observe_prompts(prompts, states)
         has_prediction = self._rows.prediction_lengths.index_select(0, prompts.rows) > 0
@@ -101,7 +102,7 @@ class JoinedDrafter:
 
 
 def with_ngrams(name: DrafterName, family: DrafterFamily) -> DrafterFamily:
-    """Returns the family of drafters that n-gram lookup has joined. name: of the one alone."""
+    """Returns the family of a drafter joined by n-gram lookup. name: the name of the drafter alone."""
 
     def make(models: ModelPair, pool: StatePool, rows: RowTensors, max_depth: int) -> JoinedDrafter:
         other = family.make(models, pool, rows, max_depth)

@@ -1,11 +1,11 @@
-"""Drafts from an MTP head, shipped or trained, or an EAGLE-3 head: one pass of every layer over the pending
-pairs, then single steps. An EAGLE-3 head is run as one MTP layer; a P-EAGLE head makes all drafts in that one
-pass.
+"""Drafts from an MTP head, shipped or trained, or from an EAGLE-3 head: one pass of every layer over the
+pending pairs, then single steps. An EAGLE-3 head runs as one MTP layer; a P-EAGLE head makes all drafts in
+that one pass.
 
 Slot i of layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0
-holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row keeps the carries at the slot before its
-first pending pair, and, while its prompt is computed, the hidden state of the last token computed, in the
-first place of those that are pending.
+holds the pair of layer k - 1's carry at slot i - 1 and t_i. A row stores the carries at the slot before its
+first pending pair. While its prompt is computed, it stores the hidden state of the last computed token at the
+first pending position.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class DraftHead(DraftModel, Protocol):
         ...
 
     def mask(self) -> tuple[int, torch.Tensor] | None:
-        """Returns the token that stands for a draft and what layer 0 reads in its place, [hidden], where all
-        drafts are made in one pass; None: one is made after the other."""
+        """Returns the token and the state, [hidden], that layer 0 reads in place of a draft if all drafts are
+        made in one pass; None: drafts are made one after the other."""
         ...
 
     def draft(
         self, inputs: ForwardInputs, hidden: torch.Tensor, pool: StatePool, index: int = 0
     ) -> torch.Tensor:
-        """Runs layer `index` over pairs of hidden [tokens, hidden] and tokens. Returns the carries,
-        likewise."""
+        """Runs layer `index` over pairs of hidden states, [tokens, hidden], and tokens. Returns the carries,
+        [tokens, hidden]."""
         ...
 
     def fill_cache(
@@ -77,11 +77,11 @@ class DraftHead(DraftModel, Protocol):
 
 
 def mtp_state(head: DraftHead, max_pending: int) -> tuple[StateSpec, ...]:
-    """Declares what drafts need besides the MTP layers' keys and values.
+    """Declares the state of the drafter besides the MTP layers' keys and values.
 
-    Of each block, what the first pair after a prefix hit is formed with: the hidden state of its last token
-    and, for every layer but the last, the carry there. Of each row the hidden states of its pending pairs,
-    and the carries at the slot before the first of these. max_pending: the most of such pairs.
+    For each block: the hidden state of its last token and, for every layer but the last, the carry there; the
+    first pair after a prefix hit is formed with them. For each row: the hidden states of its pending pairs,
+    and the carries at the slot before the first of these. max_pending: the most such pairs.
     """
     hidden, dtype, num_carries = head.hidden_size, head.dtype, head.num_layers - 1
     specs: tuple[StateSpec, ...] = (
@@ -97,13 +97,14 @@ def mtp_state(head: DraftHead, max_pending: int) -> tuple[StateSpec, ...]:
 
 
 class MtpDrafter:
-    """Mutable: it is the only writer of the MTP layers' keys and values and of what `mtp_state` declares."""
+    """Mutable: it is the only writer of the MTP layers' keys and values and of the state that `mtp_state`
+    declares."""
 
     def __init__(
         self,
         head: DraftHead,
         pool: StatePool,
-        rows: RowTensors,  # all of the table
+        rows: RowTensors,  # the whole table
         *,
         max_depth: int,
         traits: DrafterTraits = DRAFTER_TRAITS["mtp"],
@@ -130,12 +131,12 @@ class MtpDrafter:
         """Drafts for positions L+1 .. L+depth of each row, [rows, depth] int64; fills the MTP layers' slots
         up to L + depth - 1.
 
-        Draft k + 1 is layer k's. Every layer runs over the pending pairs, those beyond the depth, too; beyond
-        the last layer, the last one goes on with its own carry.
+        Layer k makes draft k + 1. Every layer runs over the pending pairs, also layers beyond the depth;
+        further drafts come from the last layer, which reads its own carry.
 
-        The drafter picks with the same noise, penalties, bias and masks as the target does at the same
-        position, so that a draft is accepted as often as the two distributions allow. Rows that are padding
-        get rubbish and write nothing.
+        The drafter samples with the same noise, penalties, bias and masks as the target at the same position,
+        so that a draft is accepted as often as the two distributions allow. Padding rows get arbitrary drafts
+        and write nothing.
         """
         if self._mask is not None:
             return self._propose_at_once(rows, depth, *self._mask)
@@ -170,10 +171,11 @@ class MtpDrafter:
         token: int,
         state: torch.Tensor,  # [hidden]
     ) -> torch.Tensor:
-        """Returns what `propose` does, of one pass over the pending pairs and depth - 1 pairs of the mask's
-        token and state: of L = 6 with 2 pending pairs and 3 drafts
+        """Does what `propose` does, in one pass over the pending pairs and depth - 1 pairs of the mask's
+        token and state: for L = 6 with 2 pending pairs and 3 drafts
 
-            pairs of slots 5, 6, then the mask at 7 and 8; drafts for 7, 8 and 9 of the carries at 6, 7 and 8
+            the pairs of slots 5 and 6, then the mask at 7 and 8; the carries at 6, 7 and 8 give the drafts
+            for 7, 8 and 9
         """
         num_rows = len(rows.last_tokens)
         window = self._with_drafts(rows, rows.last_tokens.new_full((depth - 1, num_rows), token))
@@ -194,15 +196,16 @@ class MtpDrafter:
         return drafts.T
 
     def observe_prompts(self, prompts: PromptTokens, states: TargetStates) -> None:
-        """The MTP layers see every prompt token: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0 does
-        not exist."""
+        """Runs the MTP layers over all prompt tokens: slot i of layer 0 gets the pair (h_{i-1}, t_i); slot 0
+        does not exist."""
         inputs, ids = prompts.inputs, self._rows.state_ids.index_select(0, prompts.rows)
         hidden = self.model.draft_hidden(states)
         newest = self._pending_hidden[:, 0]
         own = newest.index_select(0, ids)
         before = torch.where((prompts.hits < 0)[:, None], own, self._block_hidden[prompts.hits])
         previous = hidden.roll(1, 0).index_copy_(0, prompts.first_places, before)
-        # The first pair of a row that begins to decode is (the last one, the token sampled after it).
+        # A row that begins to decode has as its first pair the last hidden state and the token sampled after
+        # it.
         newest.index_copy_(0, ids, hidden.index_select(0, prompts.last_places))
         # The state of a rejected token is overwritten by that of the true one before the block is published.
         self._block_hidden[self._pool.ended_blocks(inputs.slot_mapping)] = hidden
@@ -216,7 +219,7 @@ class MtpDrafter:
         layer: int,
         carries: torch.Tensor,  # [tokens, hidden], of layer - 1
     ) -> torch.Tensor:
-        """Keeps the carries for what follows the chunks. Returns what the layer reads, [tokens, hidden]."""
+        """Stores the carries for the chunks that follow. Returns the input of the layer, [tokens, hidden]."""
         own, kept = self._carries[layer - 1], self._block_carries[layer - 1]
         before = torch.where((prompts.hits < 0)[:, None], own.index_select(0, ids), kept[prompts.hits])
         own.index_copy_(0, ids, carries.index_select(0, prompts.last_places))
@@ -238,8 +241,9 @@ class MtpDrafter:
         )
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Fills the slots of all pending pairs but the newest, which moves to the first place, some places of
-        all rows at a time. Padding and rows whose prompts are being computed stay as they are."""
+        """Fills the slots of all pending pairs but the newest, which moves to the first position. It handles
+        some positions of all rows at a time. Padding, and rows whose prompts are being computed, stay as they
+        are."""
         num_old = old_counts(rows)
         for places in old_places(rows):
             self._fill_pending(rows, num_old, places)
@@ -268,7 +272,7 @@ class MtpDrafter:
         hidden: torch.Tensor,  # [tokens, hidden], for layer 0
         advance: Callable[
             [int, torch.Tensor], torch.Tensor
-        ],  # what a layer reads, of the carries of the one before
+        ],  # the input of a layer, made of the carries of the layer before
     ) -> None:
         """Fills the slots of every layer."""
         last = self.model.num_layers - 1
@@ -285,7 +289,7 @@ class MtpDrafter:
         slot_mapping: torch.Tensor,  # [rows * pairs] int64: slots of the pending pairs, -1 elsewhere
         counts: torch.Tensor,  # [rows] int64: pairs of each row that are final after this pass; 0 or less: none
     ) -> torch.Tensor:
-        """Keeps the carries of what is final. Returns [rows, W + 1, hidden]: the carry before each pair of
+        """Stores the carries of the final pairs. Returns [rows, W + 1, hidden]: the carry before each pair of
         the layer."""
         num_rows, own = len(rows.last_tokens), self._carries[layer - 1]
         previous = carries.view(num_rows, -1, carries.shape[1])
@@ -300,7 +304,7 @@ class MtpDrafter:
         return shifted
 
     def _pending_states(self, rows: RowTensors, places: slice) -> torch.Tensor:
-        """Returns [rows, places, hidden]: the hidden states of the pending pairs in these places."""
+        """Returns [rows, places, hidden]: the hidden states of the pending pairs at these positions."""
         return self._pending_hidden[:, places].index_select(0, rows.state_ids)
 
     def _with_drafts(
@@ -308,7 +312,7 @@ class MtpDrafter:
         rows: RowTensors,
         drafts: torch.Tensor,  # [drafts, rows] int64
     ) -> DraftWindow:
-        """Returns windows of the pending pairs and the drafts after them."""
+        """Returns windows of the pending pairs followed by the drafts."""
         num_drafts = len(drafts)
         counts = rows.pending_counts.clamp(max=self._width)
         pending = rows.pending_tokens[:, : self._width]
@@ -365,5 +369,5 @@ def _family(name: DrafterName, make_model: MakeDraft | None = None) -> DrafterFa
 
 
 FAMILY = _family("mtp", MtpHead)
-# The folder that they are read from says what makes their layers.
+# These are read from a folder, which says how their layers are made.
 EAGLE3_FAMILY, TRAINED_FAMILY = _family("eagle3"), _family("trained_head")

@@ -1,9 +1,10 @@
-"""Drafts by prompt lookup: a row is expected to repeat what followed its last tokens where these stood
-before.
+"""Drafts by prompt lookup: where the last tokens of a row have occurred before, the tokens that followed them
+are the drafts.
 
-Prompt lookup decoding (Saxena, 2023), as vLLM's `ngram` method and transformers' `prompt_lookup_num_tokens`
-have it, but all on the device: the token ids of what is in the KV cache are kept in the same blocks, so that
-prefix hits, preemption and compaction need nothing more. Knows ids; reads neither weights nor hidden states.
+It is prompt lookup decoding (Saxena, 2023), like vLLM's `ngram` method and transformers'
+`prompt_lookup_num_tokens`, but on the device: the ids of the tokens in the KV cache are stored in the same
+blocks, so that prefix hits, preemption and compaction need no further code. Reads neither weights nor hidden
+states.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.engine.state.specs import PagedSpec, RowSpec
 from headway.kernels import Predictions, RoundWindow, propose_ngram, store_tokens
 
-# The longest suffix that is looked for. transformers looks for 2 tokens, the author for 3, vLLM for 5: longer
-# ones are rarer and hardly surer. Shorter ones down to 1 token are tried, too, for a round computes its whole
-# window in any case.
+# The longest suffix that is looked up. transformers uses 2 tokens, the author 3, vLLM 5: longer ones are
+# rarer and hardly more reliable. Shorter ones down to 1 token are tried, too, since a round computes its
+# whole window in any case.
 MAX_NGRAM = 4
 # The longest suffix that is looked up in a predicted output (OpenAI's `prediction`). Longer suffixes tell
 # repeated lines apart.
@@ -37,7 +38,7 @@ STATE = (
 
 class NgramDrafter:
     """Drafts for every model. Mutable: it is the only writer of the token ids in the pool. Predictions are
-    written as rows are set up."""
+    written when rows are set up."""
 
     traits = DRAFTER_TRAITS["ngram"]
     taps: tuple[int, ...] = ()
@@ -63,12 +64,12 @@ class NgramDrafter:
         store_tokens(prompts.inputs.token_ids, prompts.inputs.slot_mapping, self._token_ids)
 
     def observe_round(self, rows: RowTensors, window: RoundWindow, states: TargetStates) -> None:
-        """Stores the tokens of a round's window. Rejected ones are overwritten before the row is that long
-        again."""
+        """Stores the tokens of a round's window. Rejected ones are overwritten before the row reaches their
+        positions again."""
         store_tokens(window.token_ids.flatten(), window.slot_mapping.flatten(), self._token_ids)
 
     def catch_up(self, rows: RowTensors) -> None:
-        """Has nothing pending."""
+        """Does nothing: no tokens are pending."""
 
 
 FAMILY = DrafterFamily(lambda models, pool, rows, max_depth: NgramDrafter(pool), lambda *_: STATE)

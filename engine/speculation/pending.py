@@ -1,8 +1,9 @@
 """The tokens that rounds without drafts leave pending for a drafter. Such a drafter processes the tokens of a
 round when the next round drafts.
 
-The pending tokens of a row are those of its positions L - pending_counts + 1 .. L, from the first place of
-`pending_tokens` on. A drafter catches up with all but the newest, some places of all rows at a time.
+The pending tokens of a row are those of positions L - pending_counts + 1 .. L. They are stored from the first
+column of `pending_tokens` on. A drafter catches up with all but the newest, some columns of all rows at a
+time.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import QueryBatch
 
-# Places whose tokens one pass of catching up computes, of all rows.
+# The columns of all rows that one pass of catching up computes.
 CAUGHT_UP_AT_ONCE = 16
 
 
 def old_counts(rows: RowTensors) -> torch.Tensor:
-    """Returns [rows, 1] int64: the pending tokens of each row before its newest; 0 and -1 of padding and of
-    rows whose prompts are being computed."""
+    """Returns [rows, 1] int64: the number of pending tokens of each row before its newest; 0 or -1 for
+    padding and for rows whose prompts are being computed."""
     is_live = rows.kv_lengths < rows.limits
     return torch.where(is_live, rows.pending_counts - 1, 0)[:, None]
 
 
 def old_places(rows: RowTensors) -> Iterator[slice]:
-    """Yields the places of each pass."""
+    """Yields the columns of each pass."""
     for first in range(0, rows.pending_tokens.shape[1] - 1, CAUGHT_UP_AT_ONCE):
         yield slice(first, first + CAUGHT_UP_AT_ONCE)
 
@@ -38,8 +39,8 @@ def old_inputs(
     places: slice,
     block_size: int,
 ) -> ForwardInputs:
-    """Returns the inputs of a pass over the old tokens in these places, a window for each row. Places that
-    hold none write nothing."""
+    """Returns the inputs of a pass over the old tokens in these columns, one window for each row. Columns
+    without an old token write nothing."""
     tokens = rows.pending_tokens[:, places]
     width = tokens.shape[1]
     place = torch.arange(places.start, places.start + width, device=tokens.device)
@@ -58,7 +59,8 @@ def keep_newest(
     rows: RowTensors,
     num_old: torch.Tensor,  # [rows, 1] int64: see old_counts
 ) -> torch.Tensor:
-    """Moves the newest pending token of each row to the first place. Returns [rows] int64: where it stood."""
+    """Moves the newest pending token of each row to the first column. Returns [rows] int64: its column
+    before."""
     newest = num_old.clamp(min=0)
     rows.pending_tokens[:, :1].copy_(rows.pending_tokens.gather(1, newest))
     is_live = rows.kv_lengths < rows.limits

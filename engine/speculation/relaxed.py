@@ -1,4 +1,4 @@
-"""Relaxed acceptance while a row reasons, LOSSY: drafts that the target finds probable enough are taken.
+"""Relaxed acceptance while a row reasons, LOSSY: drafts that are probable enough for the target are accepted.
 
 The rule is TensorRT-LLM's (`use_relaxed_acceptance_for_thinking`). Nothing of this runs unless the
 configuration asks for it.
@@ -20,7 +20,7 @@ from headway.kernels import RoundWindow, relax_acceptance
 @dataclass(frozen=True, slots=True)
 class RelaxedAcceptance:
     """spans: where each row's reasoning begins and ends, by state id, so that moves of rows change nothing.
-    Written as rows are set up; rounds write the phases."""
+    They are written when rows are set up; rounds write the phases."""
 
     spans: torch.Tensor  # [rows, 3] int64: phase, start id, end id, as `relax_acceptance` has them
     top_k: int
@@ -28,7 +28,7 @@ class RelaxedAcceptance:
 
     @classmethod
     def of_rule(cls, rule: tuple[int, float], num_rows: int, device: torch.device) -> RelaxedAcceptance:
-        """rule: top_k and max_gap, as the configuration has them."""
+        """rule: top_k and max_gap of the configuration."""
         return cls(torch.zeros((num_rows, 3), dtype=torch.int64, device=device), *rule)
 
     def set_up(
@@ -36,7 +36,7 @@ class RelaxedAcceptance:
         state_ids: torch.Tensor,  # [n] int64: of the rows of the set-ups
         setups: Sequence[RowSetup],
     ) -> None:
-        """Overwrites what is left of the rows' previous requests."""
+        """Overwrites the spans of the rows' previous requests."""
         spans = to_device([setup.reasoning for setup in setups], self.spans.device)
         self.spans.index_copy_(0, state_ids, spans)
 
@@ -47,7 +47,7 @@ class RelaxedAcceptance:
         window: RoundWindow,
         rows: RowTensors,
     ) -> None:
-        """Writes accepted drafts over what the target sampled."""
+        """Overwrites sampled tokens with accepted drafts."""
         relax_acceptance(
             sampled,
             logits,

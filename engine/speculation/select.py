@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
-    """Returns what makes drafts, which is not auto: "none" at depth 0. has_head: whether the model has an MTP
+    """Returns the drafter, with auto resolved: "none" at depth 0. has_head: whether the model has an MTP
     head.
 
-    Raises ConfigError where the head that is asked for does not exist, or where nothing drafts and
-    speculation is required; ModelError for a drafter's folder whose config.json cannot be read.
+    Raises ConfigError if the named head does not exist, or if nothing drafts and speculation is required;
+    ModelError for a drafter's folder whose config.json cannot be read.
     """
     name = without_ngrams(config.drafter)
     is_joined = name != config.drafter
@@ -65,7 +65,7 @@ def drafter_name(config: EngineConfig, *, has_head: bool) -> DrafterName:
 
 
 def warn_without_head(config: EngineConfig, *, has_head: bool) -> None:
-    """Logs that auto finds nothing that drafts, where depth asks for drafts."""
+    """Logs that auto finds no drafter although the depth asks for drafts."""
     if config.depth > 0 and config.drafter == "auto" and not has_head:
         logger.warning(
             "up to %d drafts a round are wanted, but %s has no MTP head: it is served without speculation (--drafter ngram drafts for every model, "
@@ -89,8 +89,8 @@ def announced_head(spec: ModelSpec) -> MakeDraft | None:
 
 
 def check_of_missing_head(config: EngineConfig, models: ModelPair) -> DraftCheck:
-    """Returns that the head is missing which config.json announces and auto would take, or that nothing is to
-    be checked yet."""
+    """Returns the check of a missing head, if config.json announces one that auto would use; else an empty
+    check."""
     announced = models.target.spec.draft_head
     is_wanted = config.depth > 0 and without_ngrams(config.drafter) == "auto"
     if not is_wanted or announced is None or models.draft is not None:
@@ -103,12 +103,12 @@ def check_of_missing_head(config: EngineConfig, models: ModelPair) -> DraftCheck
 
 
 def drafter_state(config: EngineConfig, models: ModelPair) -> tuple[StateSpec, ...]:
-    """Declares what the drafter keeps by block and by row. The configuration names its drafter."""
+    """Declares the state of the drafter by block and by row. The configuration names its drafter."""
     return DRAFTERS[config.drafter].state(models, max_pending(config))
 
 
 def max_pending(config: EngineConfig) -> int:
-    """Returns the most pairs of a row that its drafter has not seen. The configuration names its drafter."""
+    """Returns the most pairs of a row that wait for its drafter. The configuration names its drafter."""
     return max(config.depth + 1, MAX_PENDING if DRAFTER_TRAITS[config.drafter].leaves_pending else 0)
 
 

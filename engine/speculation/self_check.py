@@ -1,8 +1,8 @@
-"""Decides from a few texts whether a drafter drafts what the model says. Knows tokens and probabilities; no
-tensors, no engine.
+"""Decides from a few texts whether a drafter agrees with the model. Knows tokens and probabilities, no
+tensors and no engine.
 
-Two tests, both relative to the model itself, since a right head is often wrong where nobody could know the
-next token:
+Both tests are relative to the model itself, since a right head is often wrong where the next token is
+uncertain:
 
     sure    where the model gives its token 0.9 or more, a right head nearly always drafts it. A sequential
             test (Wald, 1945) of an agreement of RIGHT_SHARE against one of BROKEN_SHARE.
@@ -22,8 +22,9 @@ from headway.engine.protocol.draft_check import DraftCheck, DraftCheckState
 
 SURE_PROBABILITY = 0.9
 RIGHT_SHARE, BROKEN_SHARE = 0.9, 0.65
-# The rates of the sequential test: a right head is called broken, and a broken one right. A head that agrees
-# in 0.73, which is neither, passes once in some 200 times; at 1e-2 it would once in 8.
+# The error rates of the sequential test: a right head is called broken, and a broken one right. A head that
+# agrees in 0.73, which is neither, passes once in some 200 times; with an error rate of 1e-2 it would once in
+# 8.
 FALSE_ALARM, FALSE_PASS = 1e-4, 1e-5
 # The level at which an agreement of RIGHT_SHARE is ruled out where the texts end before the sequential test.
 LATE_FALSE_ALARM = 1e-3
@@ -31,8 +32,8 @@ LATE_FALSE_ALARM = 1e-3
 LEAST_SURE, LEAST_GREEDY = 24, 32
 # Once there are this many first drafts, only a sequential test that is under way asks for more.
 ENOUGH_DRAFTS = 512
-# A head is above chance at CHANCE_LEVEL. One that is not has failed if it is right in less than LEAST_SHARE,
-# at the level FALSE_ALARM.
+# A head is above chance at the level CHANCE_LEVEL. Another head has failed if it is right in less than
+# LEAST_SHARE, at the level FALSE_ALARM.
 CHANCE_LEVEL, LEAST_SHARE = 1e-2, 0.15
 # A text in which one token makes up more than this is a loop that any head can follow.
 MOST_CHANCE = 0.5
@@ -48,8 +49,8 @@ CAUSE_OF_FOLDER = "it was made for another model or another tokenizer, or its we
 
 
 class Evidence:
-    """Mutable: collects the rounds of a check. A pair of successive tokens counts once, so that texts that
-    loop do not count as many.
+    """Mutable: collects the rounds of a check. A pair of successive tokens counts once, so that repetitive
+    texts do not count more than once.
 
     knows_sure: a right drafter nearly always drafts what the model is all but sure of.
     """
@@ -73,8 +74,8 @@ class Evidence:
         num_accepted: int,
         is_greedy: bool,
     ) -> None:
-        """Takes in a row's round with drafts. token: the first one that it gave, after `previous`;
-        probability: the model's, of that token."""
+        """Adds a row's round with drafts. token: the first token of the round, which follows `previous`;
+        probability: its probability by the model."""
         for position in range(num_drafted if is_greedy else 0):
             self._drafted[position] += 1
             self._accepted[position] += position < num_accepted
@@ -95,7 +96,8 @@ class Evidence:
 
     @property
     def share_right(self) -> float:
-        """Returns the share of first drafts that were accepted, in sampled texts, too; 0: there are none."""
+        """Returns the share of first drafts that were accepted, in sampled texts, too; 0 if there are
+        none."""
         return self._num_right / max(len(self._seen), 1)
 
     @property
@@ -144,8 +146,8 @@ class Evidence:
         return max(self._greedy_tokens.values()) / self._num_greedy
 
     def is_right(self) -> bool | None:
-        """Returns the verdict of both tests, once no more comes. Where the model is seldom sure of its
-        tokens, chance decides, unless the sure tokens point the other way."""
+        """Returns the verdict of both tests after the last round. Where the model is seldom sure of its
+        tokens, the test of chance decides, unless the sure tokens point the other way."""
         if not self._knows_sure:
             return self.is_above_chance()
         is_sure = self.is_right_where_sure()
@@ -162,7 +164,7 @@ class Evidence:
         return None if is_opposed else is_above
 
     def verdict(self, seconds: float) -> DraftCheck:
-        """Returns what is known."""
+        """Returns the result of the check."""
         is_right = self.is_right()
         return DraftCheck(
             state=_STATES[is_right],

@@ -1,6 +1,7 @@
-"""Acceptance at set rates, for measurements: the target's picks are overwritten, so the text means nothing.
+"""Acceptance at set rates, for measurements: the target's samples are overwritten, so that the text means
+nothing.
 
-Knows rates. The work of a round stays what it is; only its outcome is drawn.
+The work of a round stays the same; only its outcome is drawn.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ class SyntheticAcceptance:
 
     @classmethod
     def of_rates(cls, rates: Sequence[float], vocab_size: int, device: torch.device) -> SyntheticAcceptance:
-        """rates[i]: how often draft i + 1 is to be accepted, all rounds counted; they never rise.
+        """rates[i]: the share of all rounds in which draft i + 1 is accepted; the rates never rise.
 
-        0.9, 0.8, 0.7 mean 0.9, then 0.8 / 0.9, then 0.7 / 0.8 of those that get so far: 3.4 tokens a round.
+        With 0.9, 0.8, 0.7 a draft is accepted at 0.9, then 0.8 / 0.9, then 0.7 / 0.8 if those before it were:
+        3.4 tokens a round.
         """
         return cls(_thresholds(rates).to(device), vocab_size)
 
     def change_rates(self, rates: Sequence[float]) -> None:
-        """Sets other rates, as many as before, for all rounds that are launched from now on; requests may be
+        """Sets the same number of other rates for all rounds that are launched from now on. Requests may be
         running.
 
         They are written to the same memory, which captured graphs read.
@@ -44,9 +46,10 @@ class SyntheticAcceptance:
         window: RoundWindow,
         rows: RowTensors,
     ) -> None:
-        """Makes picks agree with the first valid drafts of each row, up to the number that was drawn.
+        """Makes samples agree with the first valid drafts of each row, up to the number that was drawn.
 
-        A function of the row's seed and the positions, like the picks themselves: not of the other rows.
+        The number depends on the row's seed and the positions, like the samples themselves, and not on other
+        rows.
         """
         force_acceptance(
             picked,
