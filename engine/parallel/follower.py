@@ -1,4 +1,4 @@
-"""Does on its rank what the runner of the first rank has told."""
+"""Executes the commands of the first rank's runner on another rank."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headway.engine.execution.runner import Runner
 
 
 class Follower:
-    """Mutable: the step that was begun last; the only caller of its runner. Results are the first rank's,
-    too, and are not read."""
+    """Mutable: keeps the step that was begun last, and is the only caller of its runner. Results are not
+    read, since they equal those of the first rank."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

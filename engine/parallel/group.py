@@ -15,37 +15,37 @@ from torch.distributed import ProcessGroupGloo, Work
 from headway.engine.layers.group import ALONE, Group
 from headway.kernels import RankMemory, gather_ranks
 
-# The longest that a rank waits for the others: all of them launch the same work, for which the first compiles
-# the kernels.
+# The longest time that a rank waits for the others. All of them launch the same work, and the first one
+# compiles the kernels.
 WAIT_SECONDS = 600.0
 # The most bytes of a rank's part of a gather on GPUs; larger parts are gathered piece by piece.
 PART_BYTES = 16 << 20
 
 
 class RankError(Exception):
-    """A rank of the group has ended, or computes no more, so that none can go on."""
+    """A rank of the group has ended or hangs, so that no rank can continue."""
 
 
 class _Gatherer(Protocol):
-    """The part of ProcessGroupGloo that is used, which torch's type stubs leave out."""
+    """The used part of ProcessGroupGloo, which torch's type stubs leave out."""
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Work: ...
 
 
 class ProcessGroup:
-    """Ranks that gather what is on CPUs over the loopback interface, by torch's Gloo, and what is on GPUs by
-    their memories, of which each GPU writes all. Mutable: `connect` comes before the first gather; a rank's
-    share of a model can be described and loaded before."""
+    """Ranks that gather tensors on CPUs by torch's Gloo over the loopback interface, and tensors on GPUs by
+    writing to each other's memory. Mutable: `connect` must come before the first gather; a rank's share of a
+    model can be described and loaded before."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._gloo: _Gatherer | None = None
         self._memory: RankMemory | None = None
-        self._kept: tuple[object, ...] = ()  # what torch gives up, and memory with it, where nobody keeps it
+        self._kept: tuple[object, ...] = ()  # torch frees these, and their memory, unless they are referenced
 
     def connect(self, folder: Path, device: torch.device) -> None:
-        """Waits until all ranks are connected. folder: empty, where they find each other; it is not needed
-        after that. device: of this rank; a GPU is the current one. Raises RankError."""
+        """Waits until all ranks are connected. folder: an empty folder where they find each other, which is
+        not needed later. device: that of this rank; a GPU must be the current one. Raises RankError."""
         # torch's type stubs export neither the options nor the store.
         options = vars(ProcessGroupGloo)["_Options"]()
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -61,8 +61,8 @@ class ProcessGroup:
         self.largest(0)  # the others have connected, too
 
     def _shared_memory(self, store: Store, name: str, device: torch.device) -> RankMemory:
-        """name: by which torch is to know the group. Raises RuntimeError where the GPUs cannot write each
-        other's memory."""
+        """name: the group's name in torch. Raises RuntimeError where the GPUs cannot write to each other's
+        memory."""
         register = cast("Callable[[str, TorchGroup], None]", _register_process_group)  # torch 2.11 has str
         group = TorchGroup(store, self.rank, self.size)
         register(name, group)
@@ -81,7 +81,7 @@ class ProcessGroup:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """x: [tokens, n], of this rank, of any dtype. Returns [tokens, size * n]: those of all ranks, in
-        their order. Raises RankError, of what is on CPUs."""
+        their order. Raises RankError on CPUs."""
         if x.is_cuda:
             assert self._memory is not None, "the ranks are connected"
             return gather_ranks(x, self._memory)

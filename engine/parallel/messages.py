@@ -13,8 +13,8 @@ from headway.engine.protocol.messages import Failure
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """The first message to a rank, which loads its share of the model and answers. available: the bytes of
-    the device for each rank, by which all of them cut the context alike. folder: see
+    """The first message to a rank, which then loads its share of the model and answers. available: the bytes
+    of the device for each rank, by which all of them limit the context alike. folder: see
     ProcessGroup.connect."""
 
     config: EngineConfig
@@ -44,6 +44,6 @@ def received_by_rank(pipe: Connection) -> ToRank:
 
 
 def received_by_first(pipe: Connection) -> FromRank:
-    """Waits likewise for the next message of another rank."""
+    """Waits for the next message of another rank. Raises as `received_by_rank` does."""
     message: FromRank = _FROM_RANK.decode(pipe.recv_bytes())
     return message

@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class Ranks:
-    """Mutable: owns the processes and their pipes until `close`, and until `connect` the folder in which they
-    meet."""
+    """Mutable: owns the processes and their pipes until `close`, and until `connect` the folder where they
+    find each other."""
 
     def __init__(self, config: EngineConfig, available: int) -> None:
-        """Starts them; each loads its share of the model. available: see Join. Raises OSError."""
+        """Starts the processes, which load their shares of the model. available: see Join. Raises OSError."""
         self._is_closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
@@ -61,14 +61,14 @@ class Ranks:
         own.send_bytes(encoded(first))
 
     def check(self) -> None:
-        """Raises RankError if any has ended."""
+        """Raises RankError if any process has ended."""
         for rank, process in enumerate(self._processes, start=1):
             status = process.poll()
             if status is not None:
                 raise RankError(f"rank {rank} has ended with status {status}; {_SEE_STDERR}")
 
     def tell(self, message: ToRank) -> None:
-        """Sends the message to all of them. Raises RankError."""
+        """Sends the message to all processes. Raises RankError."""
         frame = encoded(message)
         for rank, pipe in enumerate(self._pipes, start=1):
             try:
@@ -87,16 +87,16 @@ class Ranks:
                 raise ModelError(f"rank {rank}: {answer.message}")
 
     def connect(self, group: ProcessGroup, device: torch.device) -> None:
-        """Connects the first rank with them, when all have loaded; they do so, too. device: of the first.
-        Raises RankError."""
+        """Connects the first rank with the others, which connect at the same time, once all have loaded.
+        device: that of the first rank. Raises RankError."""
         group.connect(Path(self._folder.name), device)
         self._folder.cleanup()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends this process when another rank has ended, unless it finds that out by itself: it may wait for
-        the other without end, in a gather of its GPU or while they connect. It does not look now and then,
-        for processor time is a sign of life, and a rank that waits for a stopped one shall give none."""
-        with suppress(ChildProcessError):  # another thread has taken its status
+        """Ends this process when another rank has ended, unless it notices that by itself: it may wait for
+        the other one forever, in a gather on its GPU or while they connect. It blocks instead of polling:
+        processor time is a sign of life, and a rank that waits for a stopped one must show none."""
+        with suppress(ChildProcessError):  # another thread has read its status
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         time.sleep(_NOTICE_SECONDS)
         if not self._is_closing:
@@ -107,13 +107,13 @@ class Ranks:
             os._exit(1)
 
     def close(self) -> None:
-        """Ends the processes, and waits for their ends. May be called again."""
+        """Ends the processes and waits for that. May be called again."""
         self._taken.close()
 
     def _end(self) -> None:
         self._is_closing = True
         for pipe in self._pipes:
-            pipe.close()  # which tells a rank to leave, unless it is in the midst of a step
+            pipe.close()  # a rank then ends, unless it is in the middle of a step
         for process in self._processes:
             try:
                 process.wait(_LEAVE_SECONDS)

@@ -1,4 +1,4 @@
-"""Picks tokens for rows of the slot table, and scores them; the rules themselves are kernels."""
+"""Samples tokens for rows of the table, and scores them, by kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headway.engine.state.masks import Masks
 from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import mask_logits, process_logits, sample
 
-NO_TOKEN = -1  # for the host, in place of a token that was picked from logits with NaN or +inf
+NO_TOKEN = -1  # for the host, in place of a token that was sampled from logits with NaN or +inf
 _ALIGNED = 4  # elements of float32 in 16 bytes
-SCORED_AT_ONCE = 64  # tokens: what lies between logits and log-probabilities then stays small
+SCORED_AT_ONCE = 64  # tokens, so that the memory between logits and log-probabilities stays small
 
 
 def pick_tokens(
@@ -28,11 +28,11 @@ def pick_tokens(
 ) -> torch.Tensor:
     """Samples tokens. Returns [rows, window] int64: those at positions + 0, 1, .. of each row.
 
-    A function of logits, parameters, masks, seed, position and the tokens before it only: rows without logits
-    processors are sampled from their raw logits whether others have some or not, since processed logits have
-    another dtype. masks: of the same rows, applied last; without keeps_logits they are written into the
-    logits. broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities
-    exist.
+    A token depends only on logits, parameters, masks, seed, position and the tokens before it. So rows
+    without logits processors are sampled from their raw logits even if others have some, since processed
+    logits have another dtype. masks: those of the same rows, applied last; without keeps_logits they are
+    written into the logits. broken: [rows, window] bool, set where any logit is NaN or +inf, so that no
+    probabilities exist.
     """
     processed = None
     if rows.processors is not None:
@@ -61,8 +61,9 @@ def in_target_vocabulary(
 ) -> torch.Tensor:
     """Returns [rows, window, vocab]: the logits at the target's ids, -inf at all others.
 
-    All that `pick_tokens` goes by (noise, penalties, bias, masks, forced tokens) has the target's ids: so a
-    drafter with a vocabulary of its own picks what the target does as often as its vocabulary allows.
+    The inputs of `pick_tokens` (noise, penalties, bias, masks, forced tokens) are indexed by the target's
+    ids. So a drafter with a vocabulary of its own samples the same tokens as the target, as far as its
+    vocabulary allows.
     """
     spread = logits.new_full((*logits.shape[:2], vocab_size), -torch.inf)
     return spread.index_copy_(2, ids, logits)
@@ -92,7 +93,7 @@ def _score(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(logits: torch.Tensor) -> torch.Tensor:
-    """Returns lines that all begin at a multiple of 16 bytes: elsewhere CUDA's softmax adds up a line's first
-    elements apart, so that sums would depend on the line."""
+    """Pads lines so that all of them begin at a multiple of 16 bytes. Otherwise CUDA's softmax sums the first
+    elements of a line separately, so that results would depend on the index of the line."""
     missing = -logits.shape[1] % _ALIGNED
     return pad(logits, (0, missing), value=-torch.inf) if logits.is_cuda and missing else logits

@@ -1,4 +1,4 @@
-"""The masks of a step: which tokens the grammars of its rows allow, on the host and on the device."""
+"""The masks of a step on the host and on the device: the tokens that the grammars of its rows allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Masks:
         self,
         index: torch.Tensor,  # [n] int64
     ) -> Masks:
-        """Returns those of these rows."""
+        """Returns the masks of these rows."""
         return Masks(self.entries[index], self.allowed)
 
 
@@ -34,7 +34,7 @@ class MaskTable:
     """Mutable: the host fills the buffer while a step runs, `upload` copies it. On a CPU host and device
     share the memory.
 
-    One step's masks at a time: the buffer may be filled again once the step that reads them is done.
+    It holds the masks of one step. The buffer may be filled again when that step is done.
     """
 
     def __init__(self, num_rows: int, window: int, vocab_size: int, device: torch.device) -> None:
@@ -48,17 +48,17 @@ class MaskTable:
         self.buffer = MaskBuffer(self._allowed.data_ptr(), num_rows, window, words)
 
     def filled(self, count: int) -> bytes:
-        """Returns what the buffer has in its first entries, for the table of another rank."""
+        """Returns the first entries of the buffer, for the table of another rank."""
         return self._allowed[:count].numpy().tobytes()
 
     def fill(self, content: bytes) -> None:
-        """Writes to the buffer what `filled` returned."""
+        """Writes the result of `filled` to the buffer."""
         numbers = torch.frombuffer(bytearray(content), dtype=torch.int32) if content else self._allowed[:0]
         self._allowed.view(-1)[: numbers.numel()] = numbers.view(-1)
 
     def upload(self, entries: Mapping[int, int]) -> Masks:
-        """Returns the masks of all rows, there for all that is launched from now on. entries: by row, from
-        the first entry of the buffer on."""
+        """Copies the masks to the device for all later launches. Returns those of all rows. entries: the
+        entry of the buffer for each masked row; the first entries are used."""
         self._entries.copy_(torch.tensor([entries.get(row, -1) for row in range(len(self._entries))]))
         if self._stream is not None:
             with self._stream:

@@ -22,11 +22,11 @@ CPU_MAX_KV_CACHE_SHARE = 0.9
 # GPU memory that stays free beside the most that steps take, in bytes and as a share of what weights leave:
 # for graphs that are captured while requests are served, and for gaps between tensors.
 CUDA_SPARE_BYTES, CUDA_SPARE_SHARE = 256 << 20, 0.02
-# Checkpoints of row state, as large as a row's, are made at few borders of each prompt: four a row keep those
-# of recent chats.
+# A checkpoint is as large as a row's state, and few are made for each prompt: four a row keep those of recent
+# chats.
 MAX_CHECKPOINTS_SHARE, MAX_CHECKPOINTS_A_ROW = 0.1, 4
 # Options of glibc's mallopt (malloc.h). Blocks up to this number of bytes come from the heap (32 MiB is the
-# most it takes), whose free end is returned to the system only beyond the second number.
+# largest allowed value). The free end of the heap is returned to the system only beyond the second number.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BLOCK_BYTES, _KEPT_BYTES = 32 << 20, 256 << 20
 _RETURNED_BLOCK_BYTES = 128 << 10  # glibc's own at start
@@ -43,11 +43,11 @@ def format_bytes(size: float) -> str:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Returns whether a device had too little. Besides PyTorch's allocator CUDA itself says so, when it
-    instantiates a graph or loads a kernel, and cuBLAS of its workspace."""
+    """Returns whether the error says that a device has too little memory. Besides PyTorch's allocator, CUDA
+    raises such errors when it instantiates a graph or loads a kernel, and cuBLAS for its workspace."""
     links: list[BaseException] = [error]
     while (earlier := links[-1].__cause__ or links[-1].__context__) is not None:
-        links.append(earlier)  # a capture that a shortage ended may end in another error
+        links.append(earlier)  # a capture that fails for lack of memory may raise another error
     return any(
         isinstance(link, torch.OutOfMemoryError)
         or "out of memory" in str(link)
@@ -57,12 +57,13 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
-    """Memory that can be taken now. On the CPU within the limits of the control groups we run in.
+    """Returns the bytes that can be allocated now, on the CPU within the limits of the control groups of this
+    process.
 
-    root: where /proc and /sys are found.
+    root: the folder of /proc and /sys.
     """
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what PyTorch keeps of freed tensors can be taken again
+        torch.cuda.empty_cache()  # returns the memory of freed tensors, which PyTorch keeps
         return torch.cuda.mem_get_info(device)[0]
     return min([_machine_bytes(root / "proc/meminfo"), *_group_bytes(root)])
 
@@ -77,13 +78,13 @@ def bytes_taken_by(run: Callable[[], Result]) -> tuple[Result, int]:
 
 
 def spare_bytes(available: int) -> int:
-    """Returns what the KV cache leaves free of a GPU's memory, beside what steps take. available: the bytes
-    that weights leave."""
+    """Returns the bytes of a GPU that stay free beside the KV cache and the memory of steps. available: the
+    bytes that weights leave."""
     return CUDA_SPARE_BYTES + int(CUDA_SPARE_SHARE * available)
 
 
 def wanted_model_len(config: EngineConfig, model: ModelSpec) -> int:
-    """--max-model-len, else all positions that the model was made for. Raises ConfigError."""
+    """Returns --max-model-len, or else all positions that the model was made for. Raises ConfigError."""
     trained = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > trained:
         raise ConfigError(
@@ -100,10 +101,10 @@ def held_model_len(max_model_len: int, *, num_blocks: int, block_size: int) -> i
 
 
 def num_checkpoints(config: EngineConfig, *, row_bytes: int, available: int) -> int:
-    """Returns the number of copies of row state that prefix hits may go on from.
+    """Returns the number of checkpoints: copies of row state from which prefix hits continue.
 
-    They take at most MAX_CHECKPOINTS_SHARE of what the rows' own state leaves. row_bytes: those of one row's
-    state.
+    They take at most MAX_CHECKPOINTS_SHARE of the memory that the rows' own state leaves. row_bytes: the
+    bytes of one row's state.
     """
     if row_bytes == 0 or not config.prefix_caching:
         return 0
@@ -118,9 +119,9 @@ def num_kv_blocks(
     and at most for one such request in every row. Where --max-model-len is not set, the full length is cut to
     what fits.
 
-    config.device is "cpu" or "cuda". available: bytes on the device once the weights are loaded, on CUDA less
-    those that steps take. row_bytes: those of one row's state; the state of all rows, its checkpoints and the
-    pool's spare entries are taken before blocks are counted. Raises ConfigError.
+    config.device is "cpu" or "cuda". available: the bytes of the device that loaded weights leave, on CUDA
+    less those of steps. row_bytes: the bytes of one row's state; the state of all rows, its checkpoints and
+    the pool's spare entries are subtracted before blocks are counted. Raises ConfigError.
     """
     copies = num_checkpoints(config, row_bytes=row_bytes, available=available)
     available = max(0, available - (config.num_rows + copies + NUM_SPARE_ENTRIES) * row_bytes)
@@ -224,17 +225,18 @@ def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep what is freed for the next step. False where the C library has no such setting.
+    """Tells glibc to keep freed memory for the next step. Returns False where the C library has no such
+    setting.
 
-    By default it returns large blocks to the system and maps them anew: one run of 16 streams on the CPU
-    met 58,000 page faults, 5 % of its time; now 80.
+    By default it returns large blocks to the system and maps them anew: one run of 16 streams on the CPU had
+    58,000 page faults, 5 % of its time; with this setting it has 80.
     """
     return _set_malloc({_M_MMAP_THRESHOLD: _KEPT_BLOCK_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES})
 
 
 def return_freed_memory() -> bool:
-    """Tells glibc to return what is freed to the system, up to `keep_freed_memory`: by default it does so
-    only until it has seen a large block freed. False where the C library has no such setting."""
+    """Tells glibc to return freed memory to the system, until `keep_freed_memory` is called. By default glibc
+    no longer does so after a large block was freed. Returns False where the C library has no such setting."""
     return _set_malloc({_M_MMAP_THRESHOLD: _RETURNED_BLOCK_BYTES})
 
 

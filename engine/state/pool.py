@@ -1,4 +1,4 @@
-"""The memory of all that layers and the drafter keep between steps, at fixed addresses."""
+"""The memory of the state that layers and the drafter keep between steps, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from headway.engine.state.specs import BlockSpec, LayerState, PagedSpec, RowSpec, StateSpec, block_bytes
 from headway.kernels import copy_entries
 
-NUM_SPARE_ENTRIES = 2  # of row state: zeros, and a place for what belongs to no row
+NUM_SPARE_ENTRIES = 2  # of row state: zeros, and an entry that belongs to no row
 
 
 class StatePool:
     """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only
-    wipes blocks, and copies the state of rows to checkpoints and back.
+    zeros blocks, and copies the state of rows to checkpoints and back.
 
     By spec a tensor has the shape
         PagedSpec   [num_blocks, block_size, *shape]
@@ -38,8 +38,8 @@ class StatePool:
         device: torch.device,
         is_tried: bool = False,
     ) -> None:
-        """is_tried: for steps that neither read nor write blocks. The layers' paged state is one and the same
-        memory, so that it takes little for its size."""
+        """is_tried: the pool is for steps that neither read nor write blocks. The paged state of all layers
+        then shares one layer's memory, so that it is small."""
         self.num_blocks = num_blocks
         self.num_rows = num_rows
         self.num_checkpoints = num_checkpoints
@@ -67,8 +67,8 @@ class StatePool:
         return self._states[len(self._layers) : -1][index]
 
     def kinds(self) -> list[tuple[int, LayerState]]:
-        """Returns for each kind of the target's layers, by its specs, the index of the first and the tensors
-        of all, [layers, ...] by name."""
+        """Returns, for each kind of the target's layers (those with equal specs), the index of the first
+        layer and the tensors of all, [layers, ...] by name."""
         firsts: dict[tuple[StateSpec, ...], int] = {}
         for index, specs in enumerate(self._layers):
             firsts.setdefault(specs, index)
@@ -98,7 +98,7 @@ class StatePool:
         self,
         block_ids: torch.Tensor,  # [n] int64
     ) -> None:
-        """Zeros all that these blocks hold."""
+        """Zeros the contents of these blocks."""
         for tensor in self.by_block():
             tensor.index_fill_(0, block_ids, 0)
 
@@ -112,12 +112,13 @@ class StatePool:
         state_ids: torch.Tensor,  # [n] int64
         checkpoints: torch.Tensor,  # [n] int64; -1: none, the state begins with zeros
     ) -> None:
-        """Gives rows the state with which their requests begin."""
+        """Sets the initial state of rows."""
         entries = torch.where(checkpoints < 0, self.num_checkpoints, checkpoints) + self.num_rows
         self._copy_rows(entries, state_ids)
 
     def warm_up(self) -> None:
-        """Compiles what copies the state of rows, by a copy to where no row is."""
+        """Compiles the kernel that copies the state of rows, by a copy to the entry that belongs to no
+        row."""
         if self.has_row_state:
             first = self.num_rows + self.num_checkpoints
             spare = torch.arange(first, first + NUM_SPARE_ENTRIES, device=self._device)
@@ -137,7 +138,7 @@ class StatePool:
             copy_entries(memory, sources, targets)
 
     def _memory_of_rows(self) -> list[torch.Tensor]:
-        """Returns what checkpoints hold, [layers, entries, ...] each."""
+        """Returns the tensors that checkpoints cover, [layers, entries, ...] each."""
         kept = self._memory.items()
         return [memory for spec, memory in kept if isinstance(spec, RowSpec) and not spec.is_scratch]
 
@@ -148,7 +149,7 @@ class StatePool:
         """Returns [n] int64: the block that each slot ends; for other slots the last entry of a BlockSpec,
         which belongs to no block."""
         ends_block = slot_mapping % self.block_size == self.block_size - 1
-        # -1 // size is -1, the last entry, too.
+        # -1 // size is -1, which is the last entry, too.
         return torch.where(ends_block, slot_mapping // self.block_size, self.num_blocks)
 
     def _entries(self, spec: StateSpec) -> tuple[int, ...]:

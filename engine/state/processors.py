@@ -1,8 +1,8 @@
 """The state of logits processors by row: penalties, bias and masks.
 
-9 bytes for each row and token of the vocabulary: 87 MiB for 64 rows of 152,064 tokens. Graphs need fixed
-addresses, so CUDA takes it at the start; the CPU takes it when the first request needs it. A row that uses
-nothing is never touched, and while no row does, nothing runs.
+It takes 9 bytes for each row and token of the vocabulary: 87 MiB for 64 rows of 152,064 tokens. Graphs need
+fixed addresses, so that it is allocated at the start on CUDA, and for the first request that needs it on a
+CPU. Rows without processors are never touched, and no kernel runs while no row has any.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class LogitsProcessorTable:
         return bool(self._used)
 
     def first(self, num_rows: int) -> LogitsProcessorState:
-        """The first rows, in the table's own memory."""
+        """Returns the first rows, in the table's own memory."""
         return self._all().first(num_rows)
 
     def at(
         self,
         index: torch.Tensor,  # [n] int64
     ) -> LogitsProcessorState:
-        """A copy of these rows."""
+        """Returns a copy of these rows."""
         return self._all().at(index)
 
     def count(
@@ -55,7 +55,7 @@ class LogitsProcessorTable:
         table.recent_tokens[index] = torch.cat([table.recent_tokens[index, 1:], tokens[:, None]], 1)
 
     def set_up(self, row: int, sampling: SamplingParams, history: TokenHistory) -> None:
-        """Overwrites the whole row, so that nothing of its previous request is left."""
+        """Sets up the whole row, so that nothing of its previous request is left."""
         table = self._all()
         output = self._ids(history.output_token_ids)
         table.penalties[row] = self._floats(
@@ -80,7 +80,7 @@ class LogitsProcessorTable:
         self._used.add(row)
 
     def move(self, source: int, target: int) -> None:
-        """Row `source` goes to row `target`, which is free."""
+        """Moves row `source` to row `target`, which is free."""
         if source in self._used:
             for tensor in self._all().tensors().values():
                 tensor[target] = tensor[source]
@@ -98,8 +98,7 @@ class LogitsProcessorTable:
         return self._table
 
     def _set_bias(self, bias: torch.Tensor, sampling: SamplingParams) -> None:
-        """bias: [vocab] float32. Bad words of one token are forbidden everywhere, as is what is not
-        allowed."""
+        """bias: [vocab] float32. Bad words of one token, and tokens that are not allowed, get -inf."""
         bias.zero_()
         bias[self._ids(list(sampling.logit_bias))] = self._floats(list(sampling.logit_bias.values()))
         if sampling.allowed_token_ids is not None:

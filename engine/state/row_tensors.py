@@ -1,6 +1,6 @@
-"""The device's state of running requests, one row each, at fixed addresses.
+"""The state of running requests on the device, one row each, at fixed addresses.
 
-Written by the runner at admission and by the kernels inside the round; the host never reads it back.
+The runner writes it at admission, and kernels within rounds. The host never reads it back.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headway.kernels import LogitsProcessorState, RowState
 
 
 class RowSizes(NamedTuple):
-    """Sizes that the shapes of columns depend on. pending: the most pairs of a row that the drafter has not
-    seen."""
+    """The sizes that the shapes of columns depend on. pending: the most pairs of a row that wait for the
+    drafter."""
 
     max_blocks: int
     pending: int
@@ -27,8 +27,8 @@ class RowSizes(NamedTuple):
 class Column:
     """One tensor, with a value or a vector or matrix of values for each row.
 
-    shape: of one row's values. source: the value of a row that a request takes;
-    None: kernels write it. released: the value of a row that becomes padding; None: it keeps what it has.
+    shape: the shape of one row's values. source: the value of a row that a request gets; None: kernels write
+    it. released: the value of a row that becomes padding; None: it keeps its value.
     """
 
     shape: Callable[[RowSizes], tuple[int, ...]] = lambda _: ()
@@ -49,15 +49,15 @@ class RowTensors:
     """N rows. The tensors are mutable, their addresses are not. Each column is declared once, here;
     allocation, set-up, moves and the view that kernels get are derived.
 
-    A row with kv_lengths >= limits is padding: rounds neither change it nor count it. kv_lengths counts
-    tokens in the KV cache (L); last_tokens is t_L, the first token not in it. Pending pairs are (h_{i-1},
-    t_i) for i in L - pending_counts + 1 .. L, from the first place on: what the drafter has not seen. A round
-    with drafts consumes them and leaves its own; a round without drafts appends one. The tokens t_i stand
-    here, what a drafter keeps beside them is state of its own, by state id.
+    A row with kv_lengths >= limits is padding: rounds neither change it nor count it. kv_lengths is the
+    number of tokens in the KV cache (L); last_tokens is t_L, the first token not in it. Pending pairs, which
+    the drafter has not processed yet, are (h_{i-1}, t_i) for i in L - pending_counts + 1 .. L, from the first
+    column on. A round with drafts consumes them and leaves its own; a round without drafts appends one. Only
+    the tokens t_i are stored here; a drafter stores the rest in its own state, by state id.
     """
 
     last_tokens: Annotated[torch.Tensor, Column()]  # [N] int64
-    # [N] int64. A row that is taken stays padding for rounds until its prefill ends.
+    # [N] int64. A row that is set up stays padding for rounds until its prefill ends.
     kv_lengths: Annotated[torch.Tensor, Column(source=lambda setup: setup.limit, released=0)]
     # [N] int64: positions at or beyond it are never computed
     limits: Annotated[torch.Tensor, Column(source=lambda setup: setup.limit, released=0)]
@@ -75,7 +75,7 @@ class RowTensors:
     ]
     prefill_status: Annotated[
         torch.Tensor, Column(fill=1)
-    ]  # [N] int64: 1 on rows that the last round left alone
+    ]  # [N] int64: 1 for rows that took no part in the last round
     temperatures: Annotated[
         torch.Tensor, Column(dtype=torch.float32, source=lambda s: s.sampling.temperature)
     ]  # [N]
@@ -93,22 +93,22 @@ class RowTensors:
     # [N] int64, 0: n-gram lookup gives no drafts beside another drafter
     joins_ngrams: Annotated[torch.Tensor, Column(source=lambda setup: setup.joins_ngrams)]
     processors: LogitsProcessorState | None = (
-        None  # of the same rows, while any of them uses some; not its memory
+        None  # of the same rows, if any of them uses some; in memory of its own
     )
 
     @classmethod
     def allocate(
         cls, num_rows: int, *, max_blocks: int, max_pending: int, device: torch.device
     ) -> RowTensors:
-        """Makes rows that are padding. max_pending: max depth + 1, or more where rounds without drafts leave
-        pairs pending."""
+        """Allocates rows that are padding. max_pending: max depth + 1, or more where rounds without drafts
+        leave pairs pending."""
         sizes = RowSizes(max_blocks, max_pending)
         tensors = {
             name: torch.full((num_rows, *column.shape(sizes)), column.fill, dtype=column.dtype, device=device)
             for name, column in _COLUMNS.items()
         }
-        # Counted on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy for a
-        # second.
+        # The ids are made on the CPU: on the device meta, where only sizes matter, torch.arange imports sympy
+        # for a second.
         tensors["state_ids"].copy_(torch.arange(num_rows))
         return cls(**tensors, processors=None)
 
@@ -139,8 +139,7 @@ class RowTensors:
         integers: torch.Tensor,  # [n, 1 + columns] int64: the row, then as `numbers_of` gives them
         floats: torch.Tensor,  # [n, columns] float32, as `numbers_of` gives them
     ) -> None:
-        """Lets requests take rows that were released. The rows are padding for rounds until their prefill
-        ends."""
+        """Sets up released rows for requests. The rows are padding for rounds until their prefill ends."""
         index, *whole = integers.unbind(1)
         for names, values in ((_WHOLE, whole), (_REAL, floats.unbind(1))):
             for name, value in zip(names, values, strict=True):
@@ -163,7 +162,7 @@ class RowTensors:
         self,
         index: torch.Tensor,  # [n] int64
     ) -> None:
-        """Turns these rows into padding; their blocks are no longer their own."""
+        """Turns these rows into padding, without blocks."""
         for name, column in _COLUMNS.items():
             if column.released is not None:
                 getattr(self, name).index_fill_(0, index, column.released)

@@ -1,4 +1,5 @@
-"""Declares what a layer or a drafter keeps between steps. Each declares its own: nothing else knows shapes.
+"""Declares the state that a layer or a drafter keeps between steps. Each declares its own, so that no other
+module knows its shape.
 
 The same idea as vLLM's KVCacheSpec family (FullAttentionSpec, MLAAttentionSpec, MambaSpec), without its
 groups and page padding: all paged and per-block state shares one space of block ids.
@@ -15,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PagedSpec:
-    """One entry for each token of a block, as keys and values are. shape: that of one token's entry."""
+    """One entry for each token of a block, such as keys and values. shape: the shape of one token's entry."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,14 +27,14 @@ class PagedSpec:
         return block_size * _entry_bytes(self)
 
     def num_elements(self, block_size: int) -> int:
-        """Returns the numbers of a block."""
+        """Returns the number of elements of a block."""
         return block_size * math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One entry for each block. A further entry, the last, belongs to no block: what is not to be kept is
-    written there."""
+    """One entry for each block. A further entry at the end belongs to no block: kernels write there what is
+    not stored."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,8 +49,8 @@ class BlockSpec:
 class RowSpec:
     """One entry for each row of the table, addressed by `RowTensors.state_ids`: compaction never moves it.
 
-    It is zero, or a checkpoint's, when a request gets the row. is_scratch: it is neither, for whoever reads
-    it has written it for the same request; no checkpoint holds it.
+    When a request gets the row, the entry is zeroed or copied from a checkpoint. is_scratch: neither is done,
+    since the same request writes the entry before it reads it; checkpoints do not include it.
     """
 
     name: str
@@ -58,7 +59,7 @@ class RowSpec:
     is_scratch: bool = False
 
     def block_bytes(self, block_size: int) -> int:
-        """Returns 0, because blocks hold nothing of it."""
+        """Returns 0, because blocks do not hold it."""
         return 0
 
     def row_bytes(self) -> int:
@@ -76,7 +77,8 @@ def block_bytes(layers: Iterable[tuple[StateSpec, ...]], block_size: int) -> int
 
 
 def row_bytes(layers: Iterable[tuple[StateSpec, ...]]) -> int:
-    """Returns the bytes of one row over all these layers, as many as a checkpoint has: no scratch."""
+    """Returns the bytes of one row over all these layers without scratch, which is also the size of a
+    checkpoint."""
     return _bytes_of_rows(layers, is_scratch=False)
 
 

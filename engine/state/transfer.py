@@ -1,4 +1,5 @@
-"""Copies from the host to the device without making either wait, and waits where that is asked for."""
+"""Copies from the host to the device without making either wait, and waits for the device where a caller
+wants that."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ def to_device(
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """A tensor of the values, there for all that is launched on the current stream from now on."""
+    """Returns a tensor of the values on the device, valid for all later launches on the current stream."""
     return _on_host(values, device, dtype).to(device, non_blocking=True)
 
 
 def copy_to_device(values: Sequence[int], target: torch.Tensor) -> None:
-    """Writes the values to the begin of the target, for all that is launched from now on; the rest stays."""
+    """Writes the values to the beginning of the target, for all later launches. The rest stays."""
     host = _on_host(values, target.device, target.dtype)
     target[: len(host)].copy_(host, non_blocking=True)
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns once all that was launched on the device is done."""
+    """Returns when all launches on the device are done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
