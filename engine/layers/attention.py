@@ -33,10 +33,10 @@ class Attention:
     """Projections of queries, keys and values (one product), their norms and rotation, attention, and the
     output projection.
 
-    Where the results have a gate, each head of queries stands before its gate in the projection: q0 gate0 q1
-    gate1 ... k v. The state is a key and a value of each token: LayerState "keys" and "values", [num_blocks,
-    block_size, kv_heads, head_dim] each. Of several ranks each has its share of the heads. Immutable but for
-    the weight formats of its Linear layers.
+    If results are gated, each query head comes before its gate in the projection: q0 gate0 q1 gate1 ... k v.
+    The state is a key and a value for each token: LayerState "keys" and "values", [num_blocks, block_size,
+    kv_heads, head_dim] each. Each of several ranks has its share of the heads. Immutable but for the weight
+    formats of its Linear layers.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Attention:
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
     def prompt_flop(self, length: int) -> float:
-        """Returns two operations for each dimension of queries and of values, for each pair of tokens."""
+        """Counts two operations for each dimension of queries and of values, and for each pair of tokens."""
         seen = self._seen(length)
         return 2 * self._spec.num_heads * self._spec.head_dim * seen * (2 * length - seen)
 
@@ -101,12 +101,12 @@ class Attention:
         return self._seen(context) * block_bytes((self.state(0),), 1)
 
     def _seen(self, context: float) -> float:
-        """Returns the tokens that the last one attends to."""
+        """Returns the number of tokens that the last one attends to."""
         window = self._spec.sliding_window
         return context if window is None else min(context, window)
 
     def state(self, max_window: int) -> tuple[PagedSpec, ...]:
-        """Declares what is kept of each token: a key and a value."""
+        """Declares the state of each token: a key and a value."""
         shape = self._heads[1], self._spec.head_dim
         return PagedSpec("keys", shape, self._cache_dtype), PagedSpec("values", shape, self._cache_dtype)
 
@@ -129,8 +129,8 @@ class Attention:
     def _append(
         self, x: Activation, inputs: ForwardInputs, state: LayerState
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Writes keys and values to the cache; returns the rotated queries, [tokens, q_heads, head_dim], and
-        their gates, likewise, if they have any."""
+        """Writes keys and values to the cache. Returns the rotated queries and, if there are any, their
+        gates, [tokens, q_heads, head_dim] each."""
         if self._is_fused(x):
             query = qkv_rope_append(
                 x.values,
@@ -168,7 +168,8 @@ class Attention:
 
     @property
     def _is_compiled(self) -> bool:
-        """Returns whether compiled functions for a CPU rotate and attend: where they multiply, too."""
+        """Returns whether compiled functions for a CPU compute rotation and attention, which is so if they
+        also compute the products."""
         group = self._spec.gqa_group_size
         return isinstance(self.input.stored, IntegerCpuWeight) and has_cpu_attention(
             self._spec.head_dim, group, self._rule

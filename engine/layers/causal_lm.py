@@ -25,16 +25,17 @@ from headway.engine.state.specs import StateSpec
 
 @dataclass(frozen=True, slots=True)
 class TargetStates:
-    """The hidden states that a forward pass leaves to the output layer and to a drafter.
+    """The hidden states of a forward pass for the output layer and a drafter.
 
-    last: before the final norm. taps: the residual stream as it enters some layers, in their order.
+    last: the states before the final norm. taps: the residual stream at the input of some layers, in their
+    order.
     """
 
     last: torch.Tensor  # [tokens, hidden]
     taps: tuple[torch.Tensor, ...] = ()  # [tokens, hidden] each
 
     def split(self, count: int) -> tuple[TargetStates, TargetStates]:
-        """Returns those of the first tokens and those of the others, in the same memory."""
+        """Returns the states of the first tokens and those of the others, in the same memory."""
         first, second = (
             TargetStates(self.last[part], tuple(tap[part] for tap in self.taps))
             for part in (slice(count), slice(count, None))
@@ -43,13 +44,13 @@ class TargetStates:
 
 
 class CausalLM:
-    """A decoder. A row's result depends on no other row; inputs are left as they are.
+    """A decoder. A row's result does not depend on other rows. Inputs are not changed.
 
-    Immutable once it is loaded, but for the weight formats that its Linear layers are told to take.
+    Immutable once it is loaded, except for the weight formats of its Linear layers.
     """
 
     def __init__(self, spec: ModelSpec, place: Placement) -> None:
-        """Raises ModelError for a spec that says what no layer computes."""
+        """Raises ModelError for a spec with features that no layer computes."""
         spec.check_computed()
         self.spec = spec
         self.device, self.dtype, self.group = place.device, place.dtype, place.group
@@ -69,24 +70,23 @@ class CausalLM:
         return self.tables.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every parameter once, by its path; the loader writes them in place. Fused parameters are shown in
-        parts, which are views. Weights that are packed or have changed their format are none any more."""
+        """Returns every parameter once, by its path; the loader writes them in place. Parts of fused
+        parameters are views. Weights in other formats than dense are left out."""
         named = {"embedding": self.embedding, "final_norm": self.final_norm.weight}
         for index, layer in enumerate(self.layers):
             named |= layer.tensors(f"layers.{index}.")
         return named | self.lm_head.tensors()
 
     def state(self, max_window: int = MAX_DEPTH + 1) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer of the pool what is kept between steps. max_window: the most tokens of a row in a
-        round."""
+        """Declares the state of each layer between steps. max_window: the most tokens of a row in a round."""
         return tuple(layer.state(max_window) for layer in self.layers)
 
     def linears(self) -> tuple[Linear, ...]:
-        """Every linear layer once."""
+        """Returns every linear layer once."""
         return *(linear for layer in self.layers for linear in layer.linears()), self.lm_head
 
     def experts(self) -> tuple[Experts, ...]:
-        """Every mixture of experts once."""
+        """Returns every mixture of experts once."""
         found = (layer.feed_forward for layer in self.layers)
         return tuple(block for block in found if isinstance(block, Experts))
 
@@ -95,7 +95,7 @@ class CausalLM:
         return Work.in_turn(layer.work() for layer in self.layers)
 
     def prompt_flop(self, length: int) -> float:
-        """Returns the operations of the layers for a prompt of that length beside those of `work`."""
+        """Returns the operations of the layers for a prompt of that length besides those of `work`."""
         return sum(layer.mixer.prompt_flop(length) for layer in self.layers)
 
     def cache_bytes(self, context: float) -> float:
@@ -132,15 +132,15 @@ class CausalLM:
         )
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, pool: StatePool) -> None:
-        """Brings the layers' state to what it is after the accepted tokens alone.
+        """Sets the layers' state to the one after the accepted tokens.
 
-        inputs: those of `forward`. accepted: [rows] int64, how many of a row's tokens stay.
+        inputs: those of `forward`. accepted: [rows] int64, the number of accepted tokens of each row.
         """
         for index, states in pool.kinds():
             self.layers[index].mixer.commit(inputs, accepted, states)
 
     def no_states(self, count: int) -> torch.Tensor:
-        """Returns [count, hidden] zeros in the place of hidden states, for what is launched ahead."""
+        """Returns [count, hidden] zeros as hidden states for warm-up launches."""
         return torch.zeros(count, self.spec.hidden_size, dtype=self.dtype, device=self.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

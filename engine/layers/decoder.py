@@ -33,9 +33,9 @@ from headway.kernels import Activation
 class Mixer(Protocol):
     """A layer that mixes the tokens of a sequence: attention, or a recurrence.
 
-    It declares the state that it keeps between steps and gets the tensors of that state with each call. It
-    reads the residual stream through `input` only and writes to it through `output` only; how these products
-    are fused with the norm before and the addition after them is not its concern.
+    It declares the state that it keeps between steps, and gets the tensors of that state with each call. It
+    reads the residual stream through `input` only and writes to it through `output` only; it does not know
+    how these products are fused with the norm before and the addition after them.
     """
 
     @property
@@ -61,7 +61,7 @@ class Mixer(Protocol):
         ...
 
     def prompt_flop(self, length: int) -> float:
-        """Returns the operations for a prompt of that length beside those of `work`."""
+        """Returns the operations for a prompt of that length besides those of `work`."""
         ...
 
     def cache_bytes(self, context: float) -> float:
@@ -78,16 +78,16 @@ class Mixer(Protocol):
         ...
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
-        """Brings the state of all layers that keep such state to what it is after the accepted tokens alone.
+        """Sets the state of all layers with such state to the one after the accepted tokens.
 
-        inputs: those of the call. accepted: [rows] int64, how many of a row's tokens stay. state: [layers,
-        ...] by name.
+        inputs: those of the call. accepted: [rows] int64, the number of accepted tokens of each row. state:
+        [layers, ...] by name.
         """
         ...
 
 
 class FeedForward(Protocol):
-    """A layer that computes each token for itself. It reads the residual stream and writes to it, with one
+    """A layer that computes each token by itself. It reads the residual stream and writes to it, with one
     product or several."""
 
     @property
@@ -112,9 +112,9 @@ class FeedForward(Protocol):
         stream: ResidualStream,
         norm: RMSNorm,
         post_norm: RMSNorm | None = None,
-        slot_mapping: torch.Tensor | None = None,  # [tokens] int64; -1: nobody reads the token's result
+        slot_mapping: torch.Tensor | None = None,  # [tokens] int64; -1: the token's result is not read
     ) -> None:
-        """Adds its result for the norm of the stream. post_norm: of the result, before it is added."""
+        """Adds its result for the norm of the stream. post_norm: norms the result before it is added."""
         ...
 
 
@@ -136,7 +136,7 @@ FEED_FORWARDS: dict[type, Callable[..., FeedForward]] = {DenseSpec: GatedMlp, Ex
 
 
 class DecoderLayer:
-    """A mixer, then a feed-forward, each after a norm, added to the residual stream. What they add may be
+    """A mixer, then a feed-forward, each after a norm, added to the residual stream. Their results may be
     normed, too."""
 
     def __init__(
@@ -161,7 +161,7 @@ class DecoderLayer:
         place: Placement,
         tables: RotaryTables,
         *,
-        first_position: int = 0,  # positions before it have no state
+        first_position: int = 0,  # earlier positions have no state
     ) -> DecoderLayer:
         """Returns the layer of a spec, with parameters that are not initialised."""
         hidden = spec.hidden_size
@@ -203,7 +203,7 @@ class DecoderLayer:
         return Work.in_turn((self.mixer.work(), self.feed_forward.work()))
 
     def state(self, max_window: int) -> tuple[StateSpec, ...]:
-        """Declares what the layer keeps between steps. max_window: see Mixer."""
+        """Declares the state of the layer between steps. max_window: see Mixer."""
         return self.mixer.state(max_window)
 
     def __call__(self, stream: ResidualStream, inputs: ForwardInputs, state: LayerState) -> None:
@@ -223,6 +223,6 @@ def run_layers(
     stream: ResidualStream,
     inputs: ForwardInputs,
 ) -> None:
-    """Runs one layer after the other on the stream."""
+    """Runs the layers on the stream, one after the other."""
     for layer, state in zip(layers, states, strict=True):
         layer(stream, inputs, state)

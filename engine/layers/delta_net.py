@@ -1,9 +1,9 @@
 """A gated delta net: a mixer with recurrent state, built from its DeltaNetSpec.
 
-One rule decides how a token is computed, whatever the depth, the chunk size or a prefix hit: tokens of the
-prompt in pieces of DELTA_NET_GRID from position 0 on (chunks begin at multiples of it), generated tokens one
-after the other, in rounds and when they are computed once more after a preemption. The state of a row is
-written once a round: the tokens of a window are kept, and the next round begins with those that stayed.
+A token is computed in the same way whatever the depth, the chunk size or a prefix hit: prompt tokens in
+pieces of DELTA_NET_GRID from position 0 on (chunks begin at its multiples), generated tokens one after the
+other, in rounds and when they are recomputed after a preemption. The state of a row is written once a round:
+the tokens of a window are stored, and the next round first applies those that were accepted.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from headway.kernels import (
 
 class DeltaNet:
     """Projections of queries, keys, values and gates (one product), a causal convolution, the gated delta
-    rule, a gated norm, and the output projection. Of several ranks each has its share of the heads of keys,
-    with their heads of values. Immutable but for the weight formats of its Linear layers.
+    rule, a gated norm, and the output projection. Each of several ranks has its share of the key heads, with
+    their value heads. Immutable but for the weight formats of its Linear layers.
 
-    V, K, D: the rank's heads of values, dimensions of keys and of values. The state of a row, see `state`:
-        states         [V, K, D]        after all tokens before its last window
-        counts         []               tokens of the last window that stayed
-        mixed, gates   [window, ...]    the last window: keys and values, and the inputs of the gates
-        convolution    [channels, taps - 1]           the last inputs of the convolution
-        windows        [window, channels, taps - 1]   those after each token of the last window
+    V, K, D: the rank's number of value heads, and the dimensions of keys and of values. The state of a row,
+    see `state`: states         [V, K, D]        after all tokens before its last window counts         []
+    tokens of the last window that stayed mixed, gates   [window, ...]    the last window: keys and values,
+    and the inputs of the gates convolution    [channels, taps - 1]           the last inputs of the
+    convolution windows        [window, channels, taps - 1]   those after each token of the last window
     """
 
     def __init__(self, spec: DeltaNetSpec, hidden_size: int, place: Placement) -> None:
@@ -92,13 +91,13 @@ class DeltaNet:
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
     def prompt_flop(self, length: int) -> float:
-        """Counts three products of a token with each head's state: what it holds for the key, what it holds
-        for the query, what is added.
+        """Counts three products of a token with the state of each head: the read for the key, the read for
+        the query, and the update.
 
-        And, of a token and each token of its piece, half of which come before it, in each head: keys times
-        keys, queries times keys, and the triangular system solved for keys (K dimensions each); the system
-        solved for values, and values by their weights (D each). Two operations for each of the half. No
-        convolution, and no tokens that fill a last piece up.
+        It also counts, for each head and each pair of tokens in a piece: keys times keys, queries times keys,
+        and the triangular system solved for keys (K dimensions each); the system solved for values, and the
+        weighted values (D each). On average half of a piece precedes a token, with two operations each. The
+        convolution and the padding of the last piece are left out.
         """
         key_dim, value_dim = self._spec.key_dim, self._spec.value_dim
         of_state = 3 * 2 * key_dim * value_dim
@@ -110,7 +109,7 @@ class DeltaNet:
         return 0.0
 
     def state(self, max_window: int) -> tuple[RowSpec, ...]:
-        """Declares what is kept of each row."""
+        """Declares the state of each row."""
         spec, rule = self._spec, self._rule
         keys_values, kept_inputs = (
             spec.num_channels - rule.query_size,
@@ -156,12 +155,12 @@ class DeltaNet:
         return gated_rms_norm(result, heads, self._output_norm, spec.norm.epsilon).flatten(1)
 
     def update_state(self, x: Activation, inputs: ForwardInputs, state: LayerState) -> None:
-        """Changes the state as a call does; its result is computed, too."""
+        """Changes the state as a call does, and also computes its result."""
         self(x, inputs, state)
 
     def commit(self, inputs: ForwardInputs, accepted: torch.Tensor, state: LayerState) -> None:
-        """Notes how many tokens of each row's window the next round brings its state forward by, and takes
-        the inputs of the convolution after the last of them, in all layers at once."""
+        """Stores the number of tokens of each row's window by which the next round advances its state, and
+        the convolution inputs after the last of them, in all layers at once."""
         rows = inputs.rows
         assert rows is not None, "a recurrent layer is told which tokens belong to which row"
         ids = rows.state_ids[: rows.num_windows]

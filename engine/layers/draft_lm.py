@@ -25,15 +25,15 @@ class DraftLM:
     Mutable: `choose_formats` changes the formats of the weights, once, after loading.
     """
 
-    num_layers = 1  # that predict one token each
+    num_layers = 1  # each predicts one token
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model
 
     @classmethod
     def of(cls, spec: ModelSpec, target: CausalLM, place: Placement) -> DraftLM:
-        """Returns a draft model of the spec with parameters that are not initialised; the target lends
-        nothing."""
+        """Returns a draft model of the spec with parameters that are not initialised; it shares none with the
+        target."""
         return cls(CausalLM(spec, place))
 
     @property
@@ -50,7 +50,7 @@ class DraftLM:
         return self._model.linears()
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer what is kept between steps."""
+        """Declares the state of each layer between steps."""
         return self._model.state(max_window)
 
     def work(self) -> Work:
@@ -72,8 +72,7 @@ class DraftLM:
             round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it
-        gives some back."""
+        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         own, is_tied = self._model.lm_head, self._model.spec.tied
         given_up = own.nbytes if lm_head == "fp8" and not is_tied else 0
         return draft_format_bytes(own, self.norms_by_linear(), lm_head, layers) - given_up

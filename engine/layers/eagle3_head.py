@@ -36,7 +36,7 @@ FIRST_POSITION = 1
 
 
 class Eagle3Layer:
-    """The first layer: its attention reads two normed vectors, the embedded token and what is carried."""
+    """The first layer, whose attention reads two normed vectors: the embedded token and the carry."""
 
     def __init__(self, spec: Eagle3Spec, place: Placement, tables: RotaryTables) -> None:
         decoder = spec.decoder
@@ -84,7 +84,7 @@ class Eagle3Layer:
         self,
         hidden: torch.Tensor,  # [tokens, hidden]
     ) -> torch.Tensor:
-        """Returns what the layer adds to, [tokens, hidden], in memory of its own."""
+        """Returns the residual stream of the layer, [tokens, hidden], in memory of its own."""
         return self.hidden_norm(hidden) if self._norms_residual else hidden.clone()
 
 
@@ -143,11 +143,11 @@ class Eagle3Head:
         return self.input, *first.attention.linears(), *first.feed_forward.linears(), *others, self.lm_head
 
     def experts(self) -> tuple[Experts, ...]:
-        """Returns none: the families of its layers have dense ones."""
+        """Returns none: the families of its layers are dense."""
         return ()
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer what is kept between steps."""
+        """Declares the state of each layer between steps."""
         return self.first.attention.state(max_window), *(layer.state(max_window) for layer in self.others)
 
     def work(self) -> Work:
@@ -174,18 +174,17 @@ class Eagle3Head:
             round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it
-        gives some back."""
+        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         given_up = self.lm_head.nbytes if lm_head == "fp8" else 0
         return draft_format_bytes(self.lm_head, self.norms_by_linear(), lm_head, layers) - given_up
 
     def draft_hidden(self, states: TargetStates) -> torch.Tensor:
-        """states: of n tokens, with the taps. Returns [n, hidden]: what the head reads of them."""
+        """states: those of n tokens, with the taps. Returns [n, hidden]: the input of the head."""
         return self._fused(states.taps)
 
     def mask(self) -> tuple[int, torch.Tensor] | None:
-        """Returns the token that stands for a draft and what the head reads in its place, [hidden], where it
-        makes all drafts in one pass."""
+        """Returns the token and the state, [hidden], that the head reads in place of a draft, if it makes all
+        drafts in one pass."""
         if self._mask_taps is None or self._spec.mask_token_id is None:
             return None
         return self._spec.mask_token_id, self._fused(self._mask_taps.view(len(self.taps), 1, -1).unbind())[0]
@@ -246,5 +245,5 @@ class Eagle3Head:
         return stream
 
     def _states(self, pool: StatePool) -> list[LayerState]:
-        """Returns what the layers after the first keep."""
+        """Returns the state of the layers after the first."""
         return [pool.draft_layer(index) for index, _ in enumerate(self.others, start=1)]

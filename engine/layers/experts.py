@@ -1,8 +1,8 @@
 """A mixture of experts: a router, the experts that it chooses for each token, and a shared expert if there is
 one.
 
-A token's result depends on no other token, not even in its last bit: its logits are those of a Linear, and
-its experts' results are added in the order of its choices, the shared expert's last.
+A token's result does not depend on other tokens, not even in its last bit: its logits are those of a Linear,
+and its experts' results are added in the order of its choices, the shared expert's last.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ BITS: Mapping[CpuWeights, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
 class Experts:
-    """The weights of all experts are two tensors, whose last entry is the shared expert: its size is that of
-    the others. The logit of the shared expert's gate is one more output of the router. Of several ranks each
-    has its share of the outputs of every expert, and the whole router. Mutable: loading gives the weights
-    their format, by `store`, and the router its own."""
+    """The weights of all experts are two tensors, whose last entry is the shared expert, of the same size as
+    the others. The logit of the shared expert's gate is one more output of the router. Each of several ranks
+    has its share of the outputs of every expert, and the whole router. Mutable: loading changes the format of
+    the weights by `store`, and that of the router."""
 
     input = None  # the router and the experts read the norm of the stream
 
@@ -66,12 +66,12 @@ class Experts:
         self.weights = weights
 
     def finish(self, cpu_weights: CpuWeights) -> None:
-        """Brings dense weights into their format on a CPU, as `Linear.finish` does."""
+        """Converts dense weights to their format on a CPU, as `Linear.finish` does."""
         if cpu_weights != "full":
             self.store(ExpertWeights(*(_few_bits(matrix, cpu_weights) for matrix in self.weights)))
 
     def saved_bytes(self, cpu_weights: CpuWeights) -> int:
-        """Returns the bytes that `finish` gives back."""
+        """Returns the bytes that `finish` frees."""
         if cpu_weights == "full":
             return 0
         bits = BITS[cpu_weights]
@@ -82,7 +82,7 @@ class Experts:
 
     @property
     def is_quantized(self) -> bool:
-        """Returns whether a weight is codes."""
+        """Returns whether a weight is quantised."""
         return any(matrix.dense is None for matrix in self.weights)
 
     @property
@@ -96,7 +96,7 @@ class Experts:
         return self.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """See DecoderLayer. Of weights that are codes there are none."""
+        """See DecoderLayer. Quantised weights have none."""
         count, own = self._spec.num_experts, self._router.tensors()
         gate_up, down = (matrix.dense for matrix in self.weights)
         if gate_up is not None:

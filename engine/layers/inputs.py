@@ -11,8 +11,8 @@ from headway.kernels import DraftWindow, QueryBatch, RoundWindow, TokenSpans
 
 @dataclass(frozen=True, slots=True)
 class ChunkTokens:
-    """Chunks of prompts in the flat list, from the place first_token on, from which the places of the spans
-    are counted."""
+    """Chunks of prompts in the flat list. They begin at index first_token, from which the indices of the
+    spans are counted."""
 
     spans: TokenSpans
     first_token: int = 0
@@ -20,11 +20,11 @@ class ChunkTokens:
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """Tells which tokens of the flat list belong to which row, for layers that keep state by row (`RowSpec`).
+    """Maps the tokens of the flat list to rows, for layers that keep state by row (`RowSpec`).
 
     The list begins with num_windows windows of `width` tokens, one for each of the table's first rows.
-    Verification may reject some of these tokens: the state stays as it is until `commit`. The chunks move the
-    state of their rows on at once.
+    Verification may reject some of these tokens, so that the state changes only in `commit`. Chunks advance
+    the state of their rows at once.
     """
 
     state_ids: torch.Tensor  # [rows of the table, or num_windows where there are no chunks] int64
@@ -35,7 +35,8 @@ class RowTokens:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """A flat list of tokens, and the batches in which their queries are attended, one launch a layer each."""
+    """A flat list of tokens, and the batches of their queries for attention, each of which is one launch a
+    layer."""
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64

@@ -1,8 +1,8 @@
 """A linear layer with a weight of any format.
 
-A row's result depends on no other row, not even in its last bit, or a text would depend on what is served
-with it: on a CPU always, on a GPU where the weight is batch-invariant, as it is by default. None of this
-holds for the formats of drafts, which may be wrong, and so may depend on what else is drafted.
+A row's result does not depend on other rows, not even in its last bit; otherwise a text would depend on what
+is served with it. This holds always on a CPU, and on a GPU if the weight is batch-invariant, which is the
+default. It does not hold for the formats of drafts, which may be wrong.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ from headway.kernels import (
     rows_of_each_kernel,
 )
 
-ROUTER = "feed_forward.router"  # the path of its outputs
+ROUTER = "feed_forward.router"  # the path of its parameters
 Kind = tuple[tuple[int, int], bool]  # the shape of a weight, and whether there is a bias
 
 
 class Linear:
     """x W^T + b. Mutable: after loading, `finish`, `store` and `order_sums` change the weight's format.
 
-    Only modules of this package read the dense weight: others ask for its shape, its bytes and its
-    parameters.
+    Only modules of this package read the dense weight; others use its shape, its bytes and its parameters.
     """
 
     def __init__(
@@ -103,12 +102,12 @@ class Linear:
 
     @property
     def kind(self) -> Kind:
-        """Returns what decides about the kernels of layers of one format."""
+        """Returns the properties by which kernels are chosen for layers of one format."""
         return self.shape, self.bias is not None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by path, those of fused outputs as views; of a weight in another format than
-        dense the biases, and weights of outputs that are no codes."""
+        """Returns the parameters by path, as views where outputs are fused. A weight that is not dense has
+        only biases, and the weights of outputs that are not quantised."""
         if not self._outputs:
             return {}
         weight = None
@@ -126,7 +125,7 @@ class Linear:
 
     @property
     def output_counts(self) -> list[int]:
-        """Returns the outputs of each parameter that the layer keeps fused, in order."""
+        """Returns the number of outputs of each parameter that the layer keeps fused, in order."""
         return list(self._outputs.values())
 
     def __call__(self, x: Activation | torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
@@ -139,10 +138,11 @@ class Linear:
 
     def added_to(
         self,
-        residual: torch.Tensor,  # [n, out], in place where the product adds itself
+        residual: torch.Tensor,  # [n, out], changed in place if the addition is fused with the product
         x: torch.Tensor,  # [n, in]
     ) -> torch.Tensor | None:
-        """Returns what is still to be added to the residual, [n, out]; None: it was added."""
+        """Returns the product, [n, out], if it still has to be added to the residual; None if it was
+        added."""
         if not adds_residual(x, self._stored, has_bias=self.bias is not None):
             return self(x)
         linear(Activation(x), self._stored, Epilogue(self.bias, residual=residual), out=residual)
@@ -160,13 +160,12 @@ class Linear:
         self._stored = weight
 
     def finish(self, tried: dict[Kind, int | None], cpu_weights: CpuWeights = "full") -> None:
-        """Brings the weight into its format on a CPU: the integers that cpu_weights says, those of an lm_head
-        always in 8 bits, or packed where that is proven to be independent of the number of rows. The
-        parameters are loaded.
+        """Converts the loaded weight to its format on a CPU: integers by cpu_weights, with 8 bits for an
+        lm_head, or packed if that gives the same results for any number of rows.
 
         4 rows through [4096, 256] take 86 us packed, 193 us unpacked, 435 us unpacked with 16 rows (AVX-512,
-        one thread).
-        tried: the least numbers of rows that were found for other layers; each kind is tried once.
+        one thread). tried: the least numbers of rows that packing needs, as found for other layers; each kind
+        is tried once.
         """
         if self.is_quantized:
             return
@@ -182,29 +181,29 @@ class Linear:
             self.store(pack_weight(self.weight, least_rows=least_rows))
 
     def _stays_full(self, cpu_weights: CpuWeights) -> bool:
-        """The choice of experts loses much by rounding and takes little."""
+        """Routers stay full, since they are small and lose much by rounding."""
         return cpu_weights == "full" or ROUTER in self._outputs
 
     def _integer_bits(self, cpu_weights: CpuWeights) -> Literal[4, 8]:
         return 4 if cpu_weights == "int4" and not self.is_lm_head else 8
 
     def saved_bytes(self, cpu_weights: CpuWeights) -> int:
-        """Returns the bytes that the integers of `finish` take less than the dense weight, which a tied
-        lm_head leaves to the embedding."""
+        """Returns the bytes that the integers of `finish` save. A tied lm_head saves none, since its dense
+        weight stays as the embedding."""
         if self._stays_full(cpu_weights):
             return 0
         return self.own_bytes - integer_cpu_bytes(self.shape, bits=self._integer_bits(cpu_weights))
 
     def has_order(self, device: torch.device) -> bool:
-        """Returns whether a row's result is the same among any number of others on that device, or can be, by
-        `order_sums`."""
+        """Returns whether a row's result on that device is independent of the number of other rows, or can be
+        made so by `order_sums`."""
         return has_order(self._stored, device)
 
     def order_sums(self, tried: dict[Kind, bool]) -> None:
         """Makes a row's result on a GPU independent of the number of other rows, where `has_order`.
 
-        tried: whether the library's products have the bits of that order, as found for other layers; each
-        kind is tried once.
+        tried: whether the library's products have the same bits, as found for other layers; each kind is
+        tried once.
         """
         stored = self._stored
         if self.kind not in tried:
@@ -240,8 +239,7 @@ class Linear:
 
     @property
     def input_step(self) -> torch.Tensor | None:  # [1] float32
-        """The step of which inputs are multiples, float8_e4m3fn each; None: inputs are of the weight's
-        dtype."""
+        """Returns the step of inputs in float8_e4m3fn; None: inputs have the weight's dtype."""
         return self._stored.step if isinstance(self._stored, Float8Weight) else None
 
 
@@ -258,7 +256,7 @@ def compile_linears(linears: Iterable[Linear], most_rows: int) -> None:
 
 
 def finish_linears(linears: Iterable[Linear], cpu_weights: CpuWeights = "full") -> None:
-    """Brings loaded layers into their final format, one by one, so that no second copy of the model
+    """Converts loaded layers to their final format, one by one, so that no second copy of the model
     exists."""
     tried: dict[Kind, int | None] = {}
     for layer in linears:

@@ -21,25 +21,26 @@ from headway.engine.state.specs import StateSpec
 
 
 class DraftModel(Protocol):
-    """The layers of a drafter that have weights: what loading, sizing and formats ask of them. How they are
-    run, their drafter knows."""
+    """The layers of a drafter that have weights, as far as loading, memory sizes and formats are concerned.
+    Their drafter runs them."""
 
     @property
     def num_layers(self) -> int:
-        """Returns the number of layers that predict one token each."""
+        """Returns the number of layers that each predict one token."""
         ...
 
     @property
     def lm_head_shape(self) -> tuple[int, int]:
-        """Returns (outputs, inputs) of the layer by which drafts are picked, of all ranks."""
+        """Returns (outputs, inputs) of the output layer of drafts, over all ranks."""
         ...
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters that are not the target's by their paths, as `CausalLM.tensors` does."""
+        """Returns the parameters that it does not share with the target, by path, as `CausalLM.tensors`
+        does."""
         ...
 
     def linears(self) -> tuple[Linear, ...]:
-        """Returns the linear layers that are not the target's."""
+        """Returns the linear layers that it does not share with the target."""
         ...
 
     def experts(self) -> tuple[Experts, ...]:
@@ -47,7 +48,7 @@ class DraftModel(Protocol):
         ...
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer what is kept between steps, as `CausalLM.state` does."""
+        """Declares the state of each layer between steps, as `CausalLM.state` does."""
         ...
 
     def work(self) -> Work:
@@ -59,21 +60,21 @@ class DraftModel(Protocol):
         ...
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
-        """Changes the formats of the weights that drafts read, once, after loading."""
+        """Converts the weights that drafts read to their formats, once, after loading."""
         ...
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the bytes that `choose_formats` takes beside those of the loaded weights."""
+        """Returns the bytes that `choose_formats` takes besides those of the loaded weights."""
         ...
 
 
-# Makes a draft model for a target, which may lend it parameters; its own are not initialised.
+# Makes a draft model for a target, which may share parameters with it. Its own ones are not initialised.
 MakeDraft = Callable[[CausalLM, Placement], DraftModel]
 
 
 class ModelPair:
-    """draft: None where nothing drafts, or what drafts has no weights. The pool keeps the state of the
-    target's layers, then that of the draft model's."""
+    """draft: None if there is no drafter, or one without weights. The pool stores the state of the target's
+    layers, then that of the draft model's."""
 
     def __init__(self, spec: ModelSpec, place: Placement, make_draft: MakeDraft | None = None) -> None:
         """Makes both with parameters that are not initialised. Raises ModelError for a spec that says what no
@@ -83,7 +84,7 @@ class ModelPair:
         self._make_draft = make_draft
 
     def outline(self, group: Group | None = None) -> ModelPair:
-        """Returns the same models without memory. group: whose rank has a share of them; None: the same."""
+        """Returns the same models without memory. group: the ranks that share them; None: the same ones."""
         return self.placed(
             Placement(torch.device("meta"), self.target.dtype, group=group or self.target.group)
         )
@@ -111,15 +112,15 @@ class ModelPair:
         return (experts for model in self._models() for experts in model.experts())
 
     def saved_by_integers(self, cpu_weights: CpuWeights) -> int:
-        """Returns the bytes that all weights take less than dense ones on a CPU when those of each layer are
-        brought into their format as soon as they are loaded: the largest are dense until then."""
+        """Returns the bytes that integer weights save on a CPU while they are loaded: each layer is converted
+        as soon as it is loaded, so that the largest one is dense for a time."""
         layers: list[Linear | Experts] = [*self.linears(), *self.experts()]
         saved = sum(layer.saved_bytes(cpu_weights) for layer in layers)
         return max(saved - max(layer.own_bytes for layer in layers), 0)
 
     @property
     def active_weights(self) -> int:
-        """Returns the number of weights of both that multiply a token, those of lm_head among them."""
+        """Returns the number of weights of both that multiply a token, lm_head included."""
         weights = sum(model.work().active_weights for model in self._models())
         return weights + self.target.lm_head.num_weights
 

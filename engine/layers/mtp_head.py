@@ -1,7 +1,7 @@
-"""A multi-token prediction head: layers of a projection of a hidden state and a token, one decoder layer, and
-a norm.
+"""A multi-token prediction head. Each of its layers has a projection of a hidden state and a token, one
+decoder layer, and a norm.
 
-Which of the two comes first, which hidden state is read and which is carried on, its MtpSpec says. Slot i of
+Its MtpSpec says which of the two comes first, which hidden state is read, and which is carried on. Slot i of
 layer 0's KV cache holds the pair (h_{i-1}, t_i), which predicts t_{i+1}. Slot i of layer k > 0 holds the pair
 of layer k - 1's carry at slot i - 1 and t_i. So the slots of layer k begin at k + 1.
 """
@@ -115,7 +115,7 @@ class MtpHead:
         return found | {f"mtp.{path}": t for own in self._own_lm_head() for path, t in own.tensors().items()}
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares by layer what is kept between steps."""
+        """Declares the state of each layer between steps."""
         return tuple(layer.block.state(max_window) for layer in self.layers)
 
     def linears(self) -> tuple[Linear, ...]:
@@ -123,7 +123,7 @@ class MtpHead:
         return *(linear for layer in self.layers for linear in layer.linears()), *self._own_lm_head()
 
     def mask(self) -> None:
-        """Returns nothing: drafts are made one after the other."""
+        """Returns None: drafts are made one after the other."""
 
     def experts(self) -> tuple[Experts, ...]:
         """Returns every mixture of experts once."""
@@ -136,7 +136,7 @@ class MtpHead:
         return Work.in_turn(parts)
 
     def draft_hidden(self, states: TargetStates) -> torch.Tensor:
-        """states: of n tokens. Returns [n, hidden]: what the head reads of them."""
+        """states: those of n tokens. Returns [n, hidden]: the input of the head."""
         return states.last if self.spec.reads == "pre_norm" else self._target_norm(states.last)
 
     def draft(
@@ -145,8 +145,8 @@ class MtpHead:
         """Runs one MTP layer over pairs: token t_i of `inputs` at position i, and hidden of i - 1.
 
         hidden: [tokens, hidden], of `draft_hidden` for layer 0, the carry of layer index - 1 for the others,
-        or the last layer's own carry. Returns the carry, [tokens, hidden]. Nothing attends to positions up to
-        index, which have no pair.
+        or the last layer's own carry. Returns the carry, [tokens, hidden]. Positions up to index have no
+        pair, and no token attends to them.
         """
         layer = self.layers[index]
         stream = self._stream(layer, hidden, inputs.token_ids)
@@ -175,16 +175,15 @@ class MtpHead:
         return {linear: norms for layer in self.layers for linear, norms in layer.norms_by_linear().items()}
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
-        """Changes the formats of the weights that drafts read: of the output layer a copy, which
-        `logits` multiplies by, and those of `norms_by_linear`."""
+        """Converts the weights that drafts read: a copy of the output layer, which `logits` uses, and those
+        of `norms_by_linear`."""
         largest = max(layer.final_norm.largest() for layer in self.layers)
         self._draft_lm_head = draft_lm_head(self._lm_head, lm_head, largest_input=largest)
         if layers == "fp8":
             round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the bytes that `choose_formats` takes beside those of the loaded weights; below 0 where it
-        gives some back."""
+        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         return draft_format_bytes(self._lm_head, self.norms_by_linear(), lm_head, layers)
 
     def _own_lm_head(self) -> tuple[Linear, ...]:

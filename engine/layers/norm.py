@@ -14,7 +14,7 @@ from headway.kernels import add_rms_norm, embed_rms_norm, rms_norm
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """weight: [hidden]. Results are float8_e4m3fn, multiples of the step, where a step is given."""
+    """weight: [hidden]. If a step is given, results are float8_e4m3fn in multiples of it."""
 
     weight: torch.Tensor
     spec: NormSpec
@@ -70,8 +70,8 @@ class RMSNorm:
         )
 
     def largest(self) -> float:
-        """Returns the largest magnitude of any result, but for rounding: what the weight multiplies is no
-        longer than a vector of ones."""
+        """Returns an upper bound of the magnitude of results, apart from rounding: the normed vector, before
+        the weight, is no longer than a vector of ones."""
         factor = self.weight + 1 if self.spec.unit_offset else self.weight
         return factor.abs().max().item() * math.sqrt(len(factor))
 
@@ -87,8 +87,8 @@ def normed_side_by_side(
     embedding_scale: float = 1.0,
     hidden_first: bool = False,
 ) -> torch.Tensor:
-    """Returns the norms of the hidden states and of the embedded tokens in one row a token, [tokens, 2 *
-    hidden]: what layers read that predict a token after the next."""
+    """Returns the norms of the hidden states and of the embedded tokens side by side, [tokens, 2 * hidden]:
+    the input of draft layers."""
     dtype = hidden.dtype if step is None else torch.float8_e4m3fn
     both = hidden.new_empty(len(hidden), 2 * hidden.shape[1], dtype=dtype)
     first, second = both.chunk(2, dim=1)

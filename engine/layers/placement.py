@@ -14,11 +14,11 @@ from headway.engine.protocol.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device and dtype of parameters, the dtype of the KV cache, and the ranks that share the model. The
-    device "meta" gives shapes without memory.
+    """The device and dtype of parameters, the dtype of the KV cache, and the ranks that share the model. On
+    the device "meta" parameters have shapes without memory.
 
-    kv_dtype: None for that of the parameters. defers_weights: the weights of linear layers and of experts get
-    no memory yet: `Linear.store` and `Experts.store` bring each into its format.
+    kv_dtype: None for the dtype of the parameters. defers_weights: the weights of linear layers and of
+    experts get no memory until `Linear.store` and `Experts.store` set them in their formats.
     """
 
     device: torch.device
@@ -51,7 +51,8 @@ class Placement:
         return count // size
 
     def copies(self, num_heads: int) -> int:
-        """Returns how many ranks have each head, where there are fewer heads than ranks that they divide."""
+        """Returns the number of ranks that have the same head, if there are fewer heads than ranks and their
+        number divides that of the ranks; else 1."""
         return max(1, self.group.size // num_heads) if self.group.size % num_heads == 0 else 1
 
     def linear(

@@ -13,8 +13,7 @@ POSITIONS_AT_ONCE = 1 << 16
 
 
 class RotaryTables:
-    """The tables of a model, one for each RopeSpec that its layers have. Mutable: `of` adds the ones that are
-    new."""
+    """The tables of a model, one for each RopeSpec of its layers. Mutable: `of` adds new ones."""
 
     def __init__(self, num_positions: int, place: Placement) -> None:
         self._num_positions, self._place = num_positions, place
@@ -34,9 +33,9 @@ class RotaryTables:
 def rotary_table(rope: RopeSpec, num_positions: int, place: Placement) -> torch.Tensor:
     """Returns the cosines, then the sines, of every position: [num_positions, rotary_dim] float32 or float64.
 
-    The angles are rounded to float32 in every dtype, as they were when the models were trained, and are
-    computed on the CPU, so that they are the same on every device; POSITIONS_AT_ONCE at a time, as a long
-    table leaves no memory for copies of it.
+    The angles are rounded to float32 for every dtype, as they were when the models were trained. They are
+    computed on the CPU, so that they are the same on every device, POSITIONS_AT_ONCE at a time, since there
+    may be no memory for a copy of a long table.
     """
     dtype = torch.float64 if place.dtype == torch.float64 else torch.float32
     table = torch.empty(num_positions, rope.rotary_dim, device=place.device, dtype=dtype)
@@ -52,7 +51,8 @@ def rotary_table(rope: RopeSpec, num_positions: int, place: Placement) -> torch.
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[torch.Tensor, float]:
-    """Returns ([rotary_dim / 2] float32, the factor of cosines and sines), equal to those of transformers."""
+    """Returns the inverse frequencies, [rotary_dim / 2] float32, and the factor of cosines and sines, both
+    equal to those of transformers."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     powers = rope.theta**exponents
     match rope.scaling:
@@ -87,7 +87,7 @@ def _yarn(
     scaling: YarnRopeScaling,
 ) -> torch.Tensor:  # [rotary_dim / 2] float32
     def dimension_of(turns: float) -> float:
-        """The dimension that turns this often within the trained context."""
+        """Returns the dimension that completes this number of rotations within the trained context."""
         wavelengths = scaling.original_max_positions / (turns * 2 * math.pi)
         return rope.rotary_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
 

@@ -1,9 +1,9 @@
-"""The residual stream of a forward pass: the only module that knows how additions and norms are fused with
-products.
+"""The residual stream of a forward pass. This is the only module that knows how additions and norms are fused
+with products.
 
-Layers say what they read and what they add. Whether a product adds itself to the residual, whether a norm is
-computed with the addition before it or deferred to the product after it, and whether it is rounded to float8,
-is decided here by the stream's size and the weight formats of both products.
+Layers say what they read and what they add. The stream decides, by its size and the weight formats of both
+products, whether the residual addition is fused with a product, whether a norm is computed with the addition
+before it or deferred to the product after it, and whether it is rounded to float8.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _Addition:
 
 
 class ResidualStream:
-    """[tokens, hidden], in place, and at most one addition that has yet to be computed.
+    """The residual stream, [tokens, hidden], which is changed in place, and at most one addition that has yet
+    to be computed.
 
     An addition waits for the norm after it, so that one launch can compute both. Mutable: the layers of one
     forward pass are its only writers, one after the other.
@@ -48,7 +49,7 @@ class ResidualStream:
         scale: float = 1.0,
         group: Group = ALONE,
     ) -> None:
-        """scale: what is added is multiplied by it first. group: gathers a writer's input and its product."""
+        """scale: the factor of all that is added. group: gathers a writer's input and its product."""
         self._residual: torch.Tensor | None = residual
         self._tokens: tuple[torch.Tensor, torch.Tensor, float] | None = None
         self._scale, self._group = scale, group
@@ -94,12 +95,12 @@ class ResidualStream:
         self._wait_with(_Addition(x, shares=shares))
 
     def tap(self) -> torch.Tensor:
-        """Returns a copy of the stream, [tokens, hidden], with all that was added so far."""
+        """Returns a copy of the stream, [tokens, hidden], with all additions so far."""
         return self.sum().clone()
 
     def normed(self, norm: RMSNorm, reader: Linear | None = None) -> Activation:
-        """Returns the norm of the stream, in the form that is best for the reader; without one, in the
-        stream's dtype."""
+        """Returns the norm of the stream in the best form for the reader, or in the stream's dtype without a
+        reader."""
         step = None if reader is None else reader.input_step
         if self._residual is None:
             assert self._tokens is not None
@@ -128,7 +129,7 @@ class ResidualStream:
         )
 
     def sum(self) -> torch.Tensor:
-        """Returns the stream, [tokens, hidden], with all that was added."""
+        """Returns the stream, [tokens, hidden], with all additions."""
         assert self._residual is not None, "no layer has read the tokens"
         delta = None if self._addition is None else self._added()
         return self._residual if delta is None else self._residual.add_(delta)
@@ -138,7 +139,7 @@ class ResidualStream:
         self._addition = addition
 
     def _added(self) -> torch.Tensor | None:
-        """Computes the addition. Returns what is still to be added to the residual, [tokens, hidden], or
+        """Computes the addition. Returns what still has to be added to the residual, [tokens, hidden], or
         None."""
         assert self._addition is not None
         assert self._residual is not None

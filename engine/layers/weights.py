@@ -1,4 +1,4 @@
-"""Weights brought into other formats, after they are loaded."""
+"""Converts loaded weights to other formats."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def int4_screened_weight(
     weight: torch.Tensor,  # [out, in] float, `in` a multiple of 256
     many: DenseWeight | Float8Weight,
 ) -> Int4ScreenedWeight:
-    """Returns the weight with a copy in 4 bits. many: what more rows than 4 bits are good for read."""
+    """Returns the weight with a copy in 4 bits. many: the weight for more rows than 4 bits are good for."""
     return Int4ScreenedWeight(weight, *quantize_to_nibbles(weight), many)
 
 
 def draft_lm_head(lm_head: Linear, kind: DraftLmHead, *, largest_input: float) -> Linear:
-    """Returns the layer by which drafts are picked. "fp8": it multiplies in float8; "int4": with few rows
-    logits are exact where they could be the greatest and approximate elsewhere, with more rows in float8;
-    else the layer itself."""
+    """Returns the output layer of drafts. "fp8": it multiplies in float8; "int4": for few rows logits are
+    exact where they could be the greatest and approximate elsewhere, and it uses float8 for more rows; else
+    it is the layer itself."""
     if kind not in ("fp8", "int4") or lm_head.is_quantized:
         return lm_head
     rounded = float8_weight(lm_head.weight, largest_input=largest_input)
@@ -49,7 +49,7 @@ def draft_lm_head(lm_head: Linear, kind: DraftLmHead, *, largest_input: float) -
 
 
 def round_layers(norms_by_linear: Mapping[Linear, tuple[RMSNorm, ...]]) -> None:
-    """Has layers whose input is the output of norms multiply in float8; their weights are given up."""
+    """Makes layers whose input is the output of norms multiply in float8. Their dense weights are freed."""
     for linear, norms in norms_by_linear.items():
         if not linear.is_quantized:
             largest = max(norm.largest() for norm in norms)
@@ -62,8 +62,8 @@ def draft_format_bytes(
     kind: DraftLmHead,
     layers: DraftLayers,
 ) -> int:
-    """Returns the bytes that `draft_lm_head` and `round_layers`, where layers is "fp8", take beside those of
-    the weights; below 0 where they give some back."""
+    """Returns the further bytes that `draft_lm_head` and, where layers is "fp8", `round_layers` take;
+    negative if they free some."""
     added = 0 if kind == "full" else float8_bytes(lm_head.weight)
     if kind == "int4":
         added += nibbles_bytes(lm_head.weight)
@@ -91,13 +91,12 @@ def float8_step(largest_input: float, device: torch.device) -> torch.Tensor:
 def to_float8(
     weight: torch.Tensor,  # [out, in] float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ([out, in] float8_e4m3fn, [1] float32): numbers of 4 significant bits times one scale, about
-    the weight.
+    """Returns the weight as float8_e4m3fn, [out, in], and the scale of all values, [1] float32.
 
     Some rows are converted at a time, so that the memory for intermediate results stays small.
     """
-    # Allocated first: after the temporary tensors below it would keep the allocator from returning their
-    # memory.
+    # This is allocated before the temporary tensors below, since it would otherwise keep the allocator from
+    # returning their memory.
     rounded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     parts = torch.split(weight, QUANTIZED_AT_ONCE)
     largest = torch.stack([part.abs().amax() for part in parts]).amax()
@@ -112,8 +111,8 @@ def quantize_to_nibbles(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns packed weights, scales, errors and spreads of an Int4ScreenedWeight.
 
-    They are integers from -8 to 7 times that share of SCALE_SHARES with which an output's weights come
-    closest.
+    The weights are integers from -8 to 7 times a scale: the one of SCALE_SHARES that gives each output the
+    least error.
 
     Errors of weights and of inputs are taken to be independent, those of inputs to be evenly spread and,
     beside those of weights, as large in each output. Some rows are converted at a time, as in `to_float8`.
@@ -133,7 +132,7 @@ def quantize_to_nibbles(
         integers = _nibbles(some, scale)
         packed[which], scales[which], errors[which] = pack_nibbles(integers), scale[:, 0], least.sqrt()
         squares += (integers * scale).square().sum()
-    # An evenly spread error is a step's square by twelve, in the mean of squares.
+    # The mean square of an evenly spread rounding error is the square of a step divided by 12.
     of_inputs = squares / 12 / num_outputs / errors.square().mean().clamp(min=TINY)
     return packed, scales, errors, DEVIATIONS**2 * torch.stack((torch.ones_like(of_inputs), of_inputs))
 

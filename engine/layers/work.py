@@ -11,15 +11,17 @@ from headway.engine.layers.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """The experts of a layer of which each token meets num_chosen. expert_bytes: of one expert's weights."""
+    """The experts of a layer, of which each token uses num_chosen. expert_bytes: the bytes of one expert's
+    weights."""
 
     num_experts: int
     num_chosen: int
     expert_bytes: int
 
     def expected_bytes(self, num_tokens: float) -> float:
-        """Returns the bytes of the experts that this many tokens meet, each expert once, where all choices
-        are equally likely and independent: E (1 - (1 - k / E)^N) of E experts, k of them by token."""
+        """Returns the expected bytes of the experts that this many tokens use, each expert once, if all
+        choices are equally likely and independent: E (1 - (1 - k / E)^N) of E experts, k of them for each
+        token."""
         unmet: float = (1.0 - self.num_chosen / self.num_experts) ** num_tokens
         return self.num_experts * (1.0 - unmet) * self.expert_bytes
 
@@ -28,9 +30,9 @@ class RoutedExperts:
 class Work:
     """The products of one token with weights.
 
-    active_weights: those that multiply a token, fewer than all where it meets only some experts.
-    active_bytes: their bytes, which a pass reads at least. activations: numbers that a token holds at once
-    beside the residual stream. routed: by layer, the experts among these weights that the token chose.
+    active_weights: the weights that multiply a token, fewer than all if it uses only some experts.
+    active_bytes: their bytes, which a pass reads at least. activations: the numbers that a token holds at
+    once besides the residual stream. routed: the experts of each layer that has some.
     """
 
     active_weights: int
@@ -40,7 +42,7 @@ class Work:
 
     @classmethod
     def of(cls, linears: Iterable[Linear], activations: int = 0) -> Work:
-        """Returns the work of layers that multiply every token."""
+        """Returns the work of layers that all multiply every token."""
         layers = tuple(linears)
         weights = sum(linear.num_weights for linear in layers)
         return cls(weights, sum(linear.nbytes for linear in layers), activations)
