@@ -1,4 +1,4 @@
-"""Decides what an option left at "auto" means for this model on this device. Builds nothing."""
+"""Chooses the values of options that are left at "auto", for this model on this device. Builds nothing."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ MAX_STATE_SHARE = 0.25  # of the memory that weights leave, for the recurrent st
 # as much.
 MAX_STEP_SHARE = 0.075
 MIN_IDLE_CHUNK, MAX_IDLE_CHUNK = 2048, 8192
-# Tokens of a round that has its forward pass to itself on a GPU: one stream's at any usual depth.
+# The most tokens of a round that has a forward pass of its own on a GPU: those of one stream at any usual
+# depth.
 MAX_SEPARATE_TOKENS = 8
 
 
 def num_threads(active_weights: int, most: int) -> int:
-    """Returns the CPU threads of a model's operations. most: what torch takes by itself, the cores or
-    OMP_NUM_THREADS.
+    """Returns the number of CPU threads for a model's operations. most: the number that torch uses by
+    default, the cores or OMP_NUM_THREADS.
 
-    Two threads share so little of a small model's operations that waiting for each other costs more than it
-    saves, and far more while another process is busy.
+    The operations of a small model are so short that threads lose more time by waiting for each other than
+    they save, and far more while another process is busy.
     """
     return min(most, max(1, active_weights // WEIGHTS_A_THREAD))
 
 
 def max_running(outline: Outline, depth: int, available: int) -> int:
-    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA
-    the number that can have adjusted logits of a whole window within MAX_STEP_SHARE of the available bytes,
-    but at least the CPU's default. Anywhere at most the number whose recurrent state takes MAX_STATE_SHARE of
-    them."""
+    """Returns the number of rows. available: bytes on the device once the weights are loaded. On CUDA it is
+    the number whose adjusted logits of a whole window take MAX_STEP_SHARE of the available bytes, but at
+    least the CPU's default. On every device it is at most the number whose recurrent state takes
+    MAX_STATE_SHARE of them."""
     state_bytes = row_bytes(outline.model.state(depth + 1))
     most = CUDA_MAX_RUNNING
     if state_bytes > 0:
@@ -69,15 +70,15 @@ def with_rows(config: EngineConfig, outline: Outline, available: int) -> EngineC
 def max_extra_rows(device: torch.device) -> int | None:
     """Returns the most rows beyond the first of each HTTP request; None: no limit.
 
-    On a CPU a round takes longer the more rows it has, and a small request waits for the running round: 64
-    choices of one request would make it wait three times as long as 16, for 1.4 times their throughput.
+    On a CPU a round takes longer with more rows, and a small request waits for the running round: with 64
+    choices of another request it waits three times as long as with 16, for 1.4 times their throughput.
     """
     return CPU_MAX_EXTRA_ROWS if device.type == "cpu" else None
 
 
 def prefill_policy(config: EngineConfig, outline: Outline, available: int) -> PrefillPolicy:
-    """Returns the prompt tokens of a step: --prefill-chunk in every step, or what keeps steps short on this
-    device. available: bytes on the device once the weights are loaded."""
+    """Returns the policy for the prompt tokens of a step: --prefill-chunk in every step, or numbers that keep
+    steps short on this device. available: bytes on the device once the weights are loaded."""
     above = mixed_above_tokens(config, outline.device)
     if config.prefill_chunk is not None:
         return PrefillPolicy.uniform(config.prefill_chunk, mixed_above_tokens=above)
@@ -101,8 +102,8 @@ def mixed_above_tokens(config: EngineConfig, device: torch.device) -> int | None
 
 
 def _separate_chunk(outline: Outline, available: int) -> int:
-    """A step must not take so long that streams stall or that the engine seems stuck: slow devices and large
-    models compute fewer tokens a step."""
+    """Returns the prompt tokens of a step while requests decode. Slow devices and large models compute fewer
+    tokens a step, so that streams do not stall and the engine does not seem stuck."""
     if outline.device.type != "cuda":
         fitting = int(CPU_STEP_FLOP / (2 * outline.models.active_weights))
         return min(max(fitting, outline.spec.prompt_grid or MIN_PREFILL_CHUNK), DEFAULT_CHUNK)
@@ -111,8 +112,9 @@ def _separate_chunk(outline: Outline, available: int) -> int:
 
 
 def _idle_chunk(outline: Outline, available: int) -> int:
-    """A GPU computes long chunks faster. A request that arrives meanwhile waits for one step, or for two
-    where another is launched already, so that slow GPUs and large models take shorter chunks."""
+    """Returns the prompt tokens of a step while no request decodes. A GPU computes long chunks faster. A
+    request that arrives meanwhile waits for one step, or for two if another is launched already, so that slow
+    GPUs and large models use shorter chunks."""
     in_time = _tokens_in_time(MULTIPROCESSOR_IDLE_STEP_FLOP, outline)
     wanted = min(max(in_time, MIN_IDLE_CHUNK), MAX_IDLE_CHUNK)
     return _fitting_chunk(wanted, outline, available)
@@ -123,8 +125,8 @@ def _tokens_in_time(multiprocessor_flop: float, outline: Outline) -> int:
 
 
 def _fitting_chunk(wanted: int, outline: Outline, available: int) -> int:
-    """Returns a power of two, of at most the tokens whose activations take MAX_STEP_SHARE of the available
-    bytes, but DEFAULT_CHUNK at least."""
+    """Returns a power of two up to `wanted` tokens, whose activations take at most MAX_STEP_SHARE of the
+    available bytes, but at least DEFAULT_CHUNK."""
     fitting = int(MAX_STEP_SHARE * available) // outline.prompt_token_bytes
     return max(_power_of_two(min(wanted, fitting)), DEFAULT_CHUNK)
 

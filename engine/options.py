@@ -26,19 +26,21 @@ logger = logging.getLogger(__name__)
 
 
 def with_drafter(config: EngineConfig, *, has_head: bool) -> EngineConfig:
-    """Returns the configuration with auto resolved to a drafter, depth 0 without one. Raises ConfigError."""
+    """Returns the configuration with auto resolved to a drafter, and depth 0 without one. Raises
+    ConfigError."""
     name = drafter_name(config, has_head=has_head)
     return msgspec.structs.replace(config, drafter=name, depth=0 if name == "none" else config.depth)
 
 
 def draft_maker(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
-    """Returns what makes the draft model that is to be loaded, by what config.json announces. Raises
+    """Returns the function that makes the draft model that is to be loaded, by config.json. Raises
     ConfigError, and ModelError for a drafter's folder that does not fit the model."""
     return draft_maker_of(with_drafter(config, has_head=spec.draft_head is not None), spec)
 
 
 def head_maker(config: EngineConfig, spec: ModelSpec) -> MakeDraft | None:
-    """Returns what makes the draft model whose weights are among the model's own. Raises ConfigError."""
+    """Returns the function that makes the draft model whose weights are among the model's own. Raises
+    ConfigError."""
     return draft_maker(config, spec) if config.drafter_path is None else None
 
 
@@ -55,8 +57,8 @@ def with_formats(config: EngineConfig, outline: Outline) -> EngineConfig:
 
 
 def cpu_weights_of(config: EngineConfig, outline: Outline) -> CpuWeights:
-    """Returns the form that is wanted, or full on a GPU and where this machine has no products of integers,
-    which is logged."""
+    """Returns the wanted format, or full on a GPU, or if this machine has no integer products, which is
+    logged."""
     if config.cpu_weights == "full" or outline.device.type != "cpu":
         return "full"
     if not has_integer_products():
@@ -66,8 +68,8 @@ def cpu_weights_of(config: EngineConfig, outline: Outline) -> CpuWeights:
 
 
 def draft_lm_head_of(config: EngineConfig, outline: Outline) -> DraftLmHead:
-    """Returns the kind that is wanted. auto means few bits where that was measured to pay, for 16-bit models
-    on CUDA with an lm_head that takes a while to read, else full."""
+    """Returns the wanted format. auto means low precision for 16-bit models on CUDA with a large lm_head,
+    where it was measured to be faster, or else full."""
     vocab_size, hidden = outline.spec.vocab_size, outline.spec.hidden_size
     if outline.draft is not None:
         vocab_size, hidden = outline.draft.lm_head_shape
@@ -93,10 +95,9 @@ def draft_lm_head_of(config: EngineConfig, outline: Outline) -> DraftLmHead:
 
 
 def draft_layers_of(config: EngineConfig, outline: Outline) -> DraftLayers:
-    """Returns the kind that is wanted. auto means float8 for 16-bit models on CUDA whose layers take longer
-    to read than to launch, else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and
-    prompts gain by about 1 %, more rows nothing; the embedded model's drafts lose 0.2 % of their tokens a
-    round."""
+    """Returns the wanted format. auto means float8 for 16-bit models on CUDA whose layers take longer to read
+    than to launch, or else full. Measured with the 7B shape on an H200: rounds of up to 32 rows and prompts
+    gain about 1 %, larger rounds nothing; the embedded model's drafts lose 0.2 % of their tokens a round."""
     linears = () if outline.draft is None else outline.draft.norms_by_linear()
     sizes = sorted({size for linear in linears for size in linear.shape})
     has_shape = outline.dtype.itemsize == 2 and all(size % 16 == 0 for size in sizes)
@@ -115,7 +116,7 @@ def draft_layers_of(config: EngineConfig, outline: Outline) -> DraftLayers:
 
 
 def check_recurrence(config: EngineConfig, outline: Outline) -> None:
-    """Judges what models with recurrent layers need. Raises ConfigError."""
+    """Raises ConfigError for prompt chunks that are too short for recurrent layers."""
     shape = outline.spec
     least = shape.prompt_grid
     if least is not None and config.prefill_chunk is not None and config.prefill_chunk < least:
@@ -126,7 +127,7 @@ def check_recurrence(config: EngineConfig, outline: Outline) -> None:
 
 
 def check_ranks(config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | None) -> None:
-    """Raises ConfigError where several ranks cannot compute the model."""
+    """Raises ConfigError if several ranks cannot compute the model."""
     size = config.tensor_parallel_size
     if size == 1:
         return
@@ -150,7 +151,7 @@ def check_ranks(config: EngineConfig, spec: ModelSpec, make_draft: MakeDraft | N
 
 
 def _why_not_shared(spec: ModelSpec, make_draft: MakeDraft | None, size: int) -> str | None:
-    """Returns what keeps that number of ranks from sharing the model."""
+    """Returns the reason why that number of ranks cannot share the model, or None if it can."""
     try:
         outline_of(spec, torch.float32, make_draft, group=group_of(size))
     except ModelError as error:
@@ -159,14 +160,14 @@ def _why_not_shared(spec: ModelSpec, make_draft: MakeDraft | None, size: int) ->
 
 
 def has_ordered_sums(config: EngineConfig, outline: Outline) -> bool:
-    """Returns whether all products that decide about the text have one order of sums."""
+    """Returns whether all products that the text depends on are batch-invariant."""
     if config.fast_math and outline.device.type == "cuda":
         return False
     return all(linear.has_order(outline.device) for linear in outline.model.linears())
 
 
 def check_deterministic(config: EngineConfig, outline: Outline) -> None:
-    """Raises ConfigError where --deterministic demands what this device or dtype does not give."""
+    """Raises ConfigError if --deterministic cannot be met on this device or in this dtype."""
     if not config.deterministic or has_ordered_sums(config, outline):
         return
     if config.fast_math:
@@ -178,7 +179,8 @@ def check_deterministic(config: EngineConfig, outline: Outline) -> None:
 
 
 def check_cpu_weights(config: EngineConfig, outline: Outline) -> None:
-    """config: of `with_formats`. Raises ConfigError for another dtype than float32."""
+    """Raises ConfigError for integer weights with another dtype than float32. config: the result of
+    `with_formats`."""
     if config.cpu_weights != "full" and outline.dtype != torch.float32:
         raise ConfigError(
             f"--cpu-weights is {config.cpu_weights}, which is for torch.float32, not {outline.dtype}; "
@@ -187,7 +189,7 @@ def check_cpu_weights(config: EngineConfig, outline: Outline) -> None:
 
 
 def check_audit(config: EngineConfig, outline: Outline) -> None:
-    """Raises ConfigError where a text that is computed again may differ without a fault."""
+    """Raises ConfigError if a recomputed text may differ without a fault."""
     if config.audit_rate == 0:
         return
     given = f"--audit-rate is {config.audit_rate:g}, but a text may differ when it is computed again"
@@ -200,8 +202,8 @@ def check_audit(config: EngineConfig, outline: Outline) -> None:
 
 
 def check_relaxed_thinking(config: EngineConfig) -> None:
-    """Raises ConfigError where --relaxed-thinking, which lets drafts change the text, meets what promises
-    that they do not, or no drafts. The configuration names its drafter."""
+    """Raises ConfigError if --relaxed-thinking, which lets drafts change the text, meets an option that
+    excludes it, or no drafts. The configuration names its drafter."""
     if config.relaxed_thinking is None:
         return
     given = "--relaxed-thinking is LOSSY"
@@ -220,7 +222,8 @@ def check_relaxed_thinking(config: EngineConfig) -> None:
 
 
 def check_logits_processors(config: EngineConfig, outline: Outline, available: int) -> None:
-    """available: bytes on the device. Raises ConfigError."""
+    """Raises ConfigError if the tables of logits processors take too much memory. available: the bytes of the
+    device."""
     vocab_size = outline.spec.vocab_size
     needed = table_bytes(config.num_rows, vocab_size)
     limit = MAX_PROCESSORS_SHARE * available

@@ -20,7 +20,7 @@ from headway.kernels import (
     split_kv_partials,
 )
 
-# Sampling holds the logits twice at once: as they are adjusted, and as they are sorted or scored.
+# Sampling holds the logits twice at once: the adjusted ones, and those that are sorted or scored.
 _LOGITS_COPIES = 2
 _GRAPHS_BYTES_A_LAYER = 8 << 20
 
@@ -29,9 +29,9 @@ _GRAPHS_BYTES_A_LAYER = 8 << 20
 class DeviceFacts:
     """The properties of a device that defaults depend on.
 
-    device: with its index, where it is a GPU. capability: CUDA's compute capability, "-" where there is none
-    or it is not known. num_multiprocessors: 0 of a CPU. num_threads: those that torch takes by itself on a
-    CPU, the cores or OMP_NUM_THREADS.
+    device: with its index if it is a GPU. capability: CUDA's compute capability, "-" if there is none or it
+    is unknown. num_multiprocessors: 0 for a CPU. num_threads: the number that torch uses by default on a CPU,
+    the cores or OMP_NUM_THREADS.
     """
 
     device: torch.device
@@ -42,7 +42,7 @@ class DeviceFacts:
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceFacts:
-        """Asks the device."""
+        """Reads the facts from the device."""
         if device.type == "cpu":
             return cls(device, num_threads=torch.get_num_threads())
         properties = torch.cuda.get_device_properties(device)
@@ -55,7 +55,7 @@ _OVERLAPPING_VARIABLE = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def wanted_device(config: EngineConfig, rank: int = 0) -> torch.device:
-    """Returns the device that --device names, with its index: of the rank. Raises ConfigError."""
+    """Returns the rank's device of the kind that --device names, with its index. Raises ConfigError."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError(
@@ -70,8 +70,8 @@ def wanted_device(config: EngineConfig, rank: int = 0) -> torch.device:
 
 
 def ranks_of_device(config: EngineConfig, device: torch.device) -> int:
-    """Returns how many ranks share the memory of a device. Raises ConfigError where each of them would need a
-    GPU of its own."""
+    """Returns the number of ranks that share the memory of a device. Raises ConfigError if there are too few
+    GPUs."""
     size = config.tensor_parallel_size
     if device.type == "cpu" or size == 1:
         return size
@@ -88,9 +88,9 @@ def ranks_of_device(config: EngineConfig, device: torch.device) -> int:
 class Outline:
     """The facts by which defaults and checks are decided.
 
-    models: have shapes and no memory. available: the bytes of the device that its weights leave; without
-    counts_weights all of them, because what the weights take is not known yet. expanded_bytes: that copies
-    of quantised weights would take.
+    models: the models without memory. available: the bytes of the device that the weights leave; without
+    counts_weights all bytes, because the size of the weights is not known yet. expanded_bytes: the size of
+    expanded copies of quantised weights.
     """
 
     models: ModelPair
@@ -128,7 +128,7 @@ class Outline:
     @property
     def prompt_token_bytes(self) -> int:
         """Returns the bytes of activations that a prompt token holds at once."""
-        # The residual stream, its norm, attention's result, and two sums on their way.
+        # These are the residual stream, its norm, the result of attention, and two intermediate sums.
         of_stream = 5 * self.spec.hidden_size
         return (of_stream + self.model.work().activations) * self.dtype.itemsize
 
@@ -140,8 +140,8 @@ class Outline:
     def estimated_steps_bytes(
         self, *, num_rows: int, depth: int, most_prompt_tokens: int, max_model_len: int
     ) -> int:
-        """Returns about what the largest steps and all graphs take of a GPU at once, before they were tried.
-        most_prompt_tokens: of a pass."""
+        """Returns an estimate of the GPU memory of the largest steps and all graphs, before they are tried.
+        most_prompt_tokens: the most prompt tokens of a pass."""
         for_prompts = most_prompt_tokens * self.prompt_token_bytes
         for_round = _LOGITS_COPIES * num_rows * self.round_row_bytes(depth)
         # Graphs have a memory pool of their own.
@@ -149,7 +149,7 @@ class Outline:
         return max(for_prompts, for_round) + scratch + len(self.model.layers) * _GRAPHS_BYTES_A_LAYER
 
     def attention_scratch_bytes(self, num_rows: int, window: int, max_model_len: int) -> int:
-        """Returns the bytes of the partial results that a layer's attention leaves in a round, at most."""
+        """Returns the most bytes of the partial results of a layer's attention in a round."""
         return max(
             (self._scratch_bytes(a, num_rows, window, max_model_len) for a in set(self.spec.attentions)),
             default=0,

@@ -1,7 +1,7 @@
-"""Decides what every option means for one model on one device, and how the memory is divided.
+"""Resolves all options for one model on one device, and divides the memory.
 
-Pure: a start resolves its configuration before the weights are loaded, by what config.json announces, and
-once more with the memory that they leave; an inspection resolves it for a model of which nothing is loaded.
+It has no side effects: a start resolves its configuration before the weights are loaded, by config.json, and
+again with the memory that they leave; an inspection resolves it for a model of which nothing is loaded.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration in which nothing is left to be decided, and the sizes of all that is allocated.
+    """A configuration with all options resolved, and the sizes of all that is allocated.
 
-    config: its max_model_len is what the pool can hold for one request. layers, draft_layers: what the pool
-    keeps by layer of each model; drafter_state: what it keeps for the drafter besides. weights_bytes: of the
-    loaded parameters; draft_bytes: of the formats of drafts, less what they replace; expanded_bytes: of
-    expanded copies of quantised weights; rows_bytes: of the tables and the scratch of all rows, at most;
-    steps_bytes: what is kept for steps and graphs on a GPU, 0 on a CPU. num_blocks: 0 where not one request
-    fits, which only an inspection sees.
+    config: its max_model_len fits into the pool for one request. layers, draft_layers: the state of each
+    layer of both models; drafter_state: the further state of the drafter. weights_bytes: the loaded
+    parameters; draft_bytes: the formats of drafts, less what they replace; expanded_bytes: expanded copies of
+    quantised weights; rows_bytes: at most the tables and the scratch of all rows; steps_bytes: the memory
+    reserved for steps and graphs on a GPU, 0 on a CPU. num_blocks: 0 if not one request fits, which only an
+    inspection sees.
     """
 
     config: EngineConfig
@@ -90,7 +90,7 @@ class Resolved:
 
     @property
     def states(self) -> tuple[tuple[StateSpec, ...], ...]:
-        """Returns all that the pool keeps."""
+        """Returns all state of the pool."""
         return (*self.layers, *self.draft_layers, self.drafter_state)
 
     @property
@@ -107,9 +107,9 @@ class Resolved:
 def announced(
     config: EngineConfig, spec: ModelSpec, facts: DeviceFacts, available: int, group: Group = ALONE
 ) -> Outline:
-    """Describes a model, or a rank's share of it, by its config.json alone, with dtype auto on a GPU as
-    bfloat16: the weights may have another, but 16 bits take the least memory and allow all options. Raises
-    ConfigError."""
+    """Describes a model, or a rank's share of it, by its config.json only. The dtype auto on a GPU counts as
+    bfloat16: the weights may have another one, but 16 bits take the least memory and allow all options.
+    Raises ConfigError."""
     dtype, make_draft = dummy_dtype(config.dtype, facts.device), draft_maker(config, spec)
     check_ranks(config, spec, make_draft)
     models = outline_of(spec, dtype, make_draft, group=group)
@@ -123,11 +123,10 @@ def resolve(
     *,
     steps_bytes: int | None = None,
 ) -> Resolved:
-    """Raises ConfigError for what cannot be served.
+    """Resolves the configuration. Raises ConfigError if it cannot be served.
 
-    noted: each check runs in such a context, which may catch its error, so that an inspection goes on.
-    steps_bytes: what steps and graphs take of a GPU at most, beside all that is counted; None: it is
-    estimated.
+    noted: each check runs in such a context, which may catch its error, so that an inspection continues.
+    steps_bytes: the most GPU memory of steps and graphs besides all that is counted; None: it is estimated.
     """
     models, facts = outline.models, outline.facts
     config = with_drafter(config, has_head=models.draft is not None or config.depth == 0)
@@ -158,7 +157,7 @@ def resolve(
     with noted():
         check_logits_processors(config, outline, left)
     layers, of_drafter = outline.model.state(config.depth + 1), drafter_state(config, models)
-    # A head that config.json announces may be missing, which only the weights tell.
+    # Only the weights say whether a head that config.json announces is missing.
     kept = (*layers, *draft_layers, of_drafter) if outline.counts_weights else layers
     steps_bytes = _kept_bytes(config, outline, prefill, kept, left, steps_bytes)
     parts = _divide(config, outline, kept, left - steps_bytes, noted)
@@ -188,8 +187,8 @@ def _kept_bytes(
     available: int,
     measured: int | None,
 ) -> int:
-    """Returns what is kept for steps and graphs. A CPU's KV cache takes a share of the memory instead.
-    measured: what they take at most; None: it is estimated."""
+    """Returns the bytes that are reserved for steps and graphs. On a CPU the KV cache takes only a share of
+    the memory instead. measured: the most that they take; None: it is estimated."""
     if outline.device.type != "cuda":
         return 0
     if measured is None:
@@ -220,11 +219,11 @@ def _divide(
     available: int,
     noted: Callable[[], AbstractContextManager[None]],
 ) -> _Parts:
-    """available: the bytes that weights in all formats and steps leave."""
+    """Divides the memory. available: the bytes that weights in all formats and steps leave."""
     wanted, num_blocks = wanted_model_len(config, outline.spec), 0
     bytes_of_block, bytes_of_row = block_bytes(states, config.block_size), row_bytes(states)
     most = available - (config.num_rows + NUM_SPARE_ENTRIES) * bytes_of_row
-    # A context that is cut, or refused, has no longer tables than what would fit without them.
+    # The tables of a context that is cut or refused are no longer than what would fit without them.
     fitting = max(fitting_tokens(config, block_bytes=bytes_of_block, available=most), config.block_size)
     rows_bytes = _rows_bytes(config, outline, min(wanted, fitting)) + config.num_rows * scratch_bytes(states)
     available -= rows_bytes
@@ -242,8 +241,8 @@ def _divide(
 
 
 def _rows_bytes(config: EngineConfig, outline: Outline, max_model_len: int) -> int:
-    """Returns the bytes that are taken for rows beside the pool. A CPU takes the logits processors' when they
-    are first used, and keeps no logits for graphs."""
+    """Returns the bytes that rows take besides the pool. A CPU allocates logits processors at their first
+    use, and keeps no logits for graphs."""
     vocab_size = outline.spec.vocab_size
     columns = take_rows(config, outline.model, max_model_len).tensors().values()
     num_bytes = sum(column.nbytes for column in columns)
@@ -265,8 +264,8 @@ def take_rows(config: EngineConfig, model: CausalLM, max_model_len: int) -> RowT
 
 
 def warn_of_cut_context(config: EngineConfig, spec: ModelSpec, resolved: Resolved) -> None:
-    """Logs what the model has more than is served. config, spec: as they were given, before anything was
-    resolved. Raises ConfigError for more than the model was made for."""
+    """Logs that the context is shorter than that of the model. config, spec: those before anything was
+    resolved. Raises ConfigError if the wanted context is longer than that of the model."""
     length, wanted = resolved.max_model_len, wanted_model_len(config, spec)
     if length < wanted:
         blocks = -(-wanted // resolved.config.block_size) + 1
@@ -281,7 +280,7 @@ def warn_of_cut_context(config: EngineConfig, spec: ModelSpec, resolved: Resolve
 
 
 def engine_info(resolved: Resolved) -> EngineInfo:
-    """Returns what the server is told of the engine."""
+    """Returns the facts about the engine for the server."""
     config, spec = resolved.config, resolved.outline.spec
     paged = (spec for specs in resolved.states for spec in specs if isinstance(spec, PagedSpec))
     num_ranks = resolved.outline.model.group.size

@@ -1,2 +1,2 @@
-"""Structured output: compiled grammars, and the tokens that they allow at each place of a window. Imports no
-torch."""
+"""Structured output: compiled grammars, and the tokens that they allow at each position of a window. Imports
+no torch."""

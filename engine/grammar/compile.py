@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance, under limits on their size and on the time that they take."""
+"""Compiles grammars with llguidance, under limits of their size and compile time."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ class _Bytes:
         self._id_of_byte = {token[0]: i for i, token in enumerate(self.tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Spells the text by bytes: masks do not depend on how a text is cut."""
+        """Returns the text as tokens of one byte, since masks do not depend on the tokenization."""
         data = text.encode() if isinstance(text, str) else text
         return [self._id_of_byte[byte] for byte in data if byte in self._id_of_byte]
 
 
 def make_tokenizer(table: TokenTable, vocab_size: int) -> LLTokenizer:
-    """Returns what grammars are compiled for: some 0.7 s for a vocabulary of 152,064 tokens. vocab_size: the
-    width of the logits; ids beyond the table are never allowed."""
+    """Returns the tokenizer that grammars are compiled for, which takes some 0.7 s for a vocabulary of
+    152,064 tokens. vocab_size: the width of the logits; ids beyond the table are never allowed."""
     ends = [token_id for token_id in table.end_ids if token_id < vocab_size]
-    tokenizer = cast(TokenizerWrapper, _Bytes(table, vocab_size))  # the library looks at the attributes alone
+    tokenizer = cast(TokenizerWrapper, _Bytes(table, vocab_size))  # the library reads only the attributes
     return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
 
 
 def json_schema_source(schema: str) -> str:
-    """Returns the source of a JSON schema, given as JSON. Raises RequestError where it is no JSON object."""
+    """Returns the source of a JSON schema, which is given as JSON. Raises RequestError unless it is a JSON
+    object."""
     try:
         return str(LLMatcher.grammar_from_json_schema(schema))
     except ValueError as error:

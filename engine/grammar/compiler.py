@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests beside the engine's loop, each source once."""
+"""Compiles the grammars of requests in a thread besides the engine's loop, each source once."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ class _Kept:
 
 
 class GrammarCompiler:
-    """Mutable: a thread compiles, and keeps what it compiled last. The API process has checked every source
-    before."""
+    """Mutable: a thread compiles, and caches the grammars that it compiled last. The API process has checked
+    every source before."""
 
     def __init__(self, table: TokenTable | None, vocab_size: int) -> None:
-        """table: None where no grammar can be served. Returns at once: the tokenizer is made by the
-        thread."""
+        """table: None if no grammar can be served. Returns at once, since the thread makes the tokenizer."""
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._guides: WeakSet[Guide] = WeakSet()
         self._is_used, self._tended_seconds = False, time.monotonic()
@@ -57,13 +56,13 @@ class GrammarCompiler:
             self._tokenizer = self._thread.submit(make_tokenizer, table, vocab_size)
 
     def compile(self, grammar: Grammar) -> Future[Guide]:
-        """Returns the guide of a new request, whose result raises RequestError where the grammar cannot be
+        """Returns the future guide of a new request, which raises RequestError if the grammar cannot be
         enforced."""
         return self._thread.submit(self._guide, grammar)
 
     def tend(self) -> None:
-        """Gives memory back that no grammar needs any more: the loop calls it often, the thread works now and
-        then."""
+        """Frees the memory of grammars that are not needed any more. The loop calls it often, the thread
+        works now and then."""
         now = time.monotonic()
         if self._is_used and now - self._tended_seconds >= TEND_SECONDS:
             self._tended_seconds = now
@@ -90,8 +89,8 @@ class GrammarCompiler:
     def _renewed(
         self, source: str, tokenizer: LLTokenizer, compile_seconds: float, full: LLMatcher
     ) -> LLMatcher:
-        """Returns a matcher with a lexer of its own: the one that came in place of the full one, if there is
-        any; the full one where another takes too long to make. Called by the loop."""
+        """Returns a matcher with a new lexer: the one that has replaced the full one, if there is any; the
+        full one itself if a new one takes too long to make. Called by the loop."""
         found = self._found(source)
         if found is not None and found.matcher is not full:
             return found.matcher

@@ -1,5 +1,5 @@
-"""Grammars as llama.cpp, SGLang and vLLM write them (`root ::= ...`), in the dialect of Lark that the engine
-compiles."""
+"""Converts grammars in the form of llama.cpp, SGLang and vLLM (`root ::= ...`) to the dialect of Lark that
+the engine compiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def lark_of_gbnf(grammar: str) -> str:
-    """Raises RequestError with the reason why it cannot be read."""
+    """Returns the grammar in Lark. Raises RequestError with the reason why it cannot be read."""
     try:
         return str(gbnf_to_lark(_PARTS.sub(_plain, grammar)))
     except RequestError:
@@ -32,7 +32,7 @@ def lark_of_gbnf(grammar: str) -> str:
 
 
 def _plain(part: re.Match[str]) -> str:
-    """Characters by their codes as themselves: the library drops zeros of codes."""
+    """Replaces escaped codes by their characters, since the library drops zeros of codes."""
     text = part[0]
     if text.startswith("[") and any(operator in text for operator in _OPERATORS):
         message = f"the grammar cannot be enforced: the set {text[:64]} has one of {', '.join(_OPERATORS)}; write the second character as \\x.."

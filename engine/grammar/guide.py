@@ -1,5 +1,5 @@
-"""The place of a request in its grammar: what it has consumed, and where its reasoning, which no grammar
-governs, ends."""
+"""The state of a request in its grammar: the consumed tokens, and the end of its reasoning, which no grammar
+governs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headway.engine.protocol.errors import RequestError
 from headway.engine.protocol.grammar import Thinking
 
 DEAD_END = "grammar_dead_end"
-MAX_RENEWALS = 16  # of a request, each of which takes the loop's time
-# Words of the library's: where a lexer has as many states as it may, and where no token, or none that was
-# given, continues the text.
+MAX_RENEWALS = 16  # of a request; each of them takes the loop's time
+# Parts of the library's messages: for a lexer with the most states that it may have, and for a text that no
+# token, or no given token, continues.
 _LEXER_IS_FULL = "too many states"
 _NOTHING_FITS = ("NoExtension", "doesn't satisfy the grammar")
 
@@ -29,9 +29,9 @@ class Guide:
         end_ids: Sequence[int] = (),
         renew: Callable[[LLMatcher], LLMatcher] = lambda matcher: matcher,
     ) -> None:
-        """matcher: at the beginning of the grammar, where it stays. end_ids: the tokens that end a text,
-        which the reasoning before a grammar must not do. renew: returns a matcher in place of one whose lexer
-        is full, which all its copies share."""
+        """matcher: a matcher at the beginning of the grammar, which is not changed. end_ids: the tokens that
+        end a text, which must not come within the reasoning. renew: returns a matcher in place of one whose
+        lexer, which all its copies share, is full."""
         self._beginning = matcher
         self._renew = renew
         self._num_renewals = 0
@@ -61,8 +61,8 @@ class Guide:
         return self._thinking.start_id if is_possible and self._thinking is not None else None
 
     def num_free(self, drafts: Sequence[int]) -> int:
-        """Returns how many of the tokens that follow are a part of the reasoning if the drafts are right: 0
-        to len(drafts) + 1."""
+        """Returns the number of next tokens that are a part of the reasoning if the drafts are right: 0 to
+        len(drafts) + 1."""
         if not self._is_free:
             return 0
         recent = list(self._recent)
@@ -72,7 +72,7 @@ class Guide:
         return len(drafts) + 1
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Takes in tokens of the output. Raises RequestError where the grammar does not go on with one."""
+        """Consumes tokens of the output. Raises RequestError if the grammar does not allow one."""
         for count, token_id in enumerate(token_ids):
             if self._dead_end is not None and self._dead_end[0] == count:
                 raise self.dead_end(self._dead_end[1])
@@ -86,11 +86,12 @@ class Guide:
         self._dead_end = None
 
     def look_ahead(self, num_free: int, drafts: Sequence[int]) -> list[bytes]:
-        """Returns the masks of the places from num_free on, as far as the drafts lead, after a fault of the
-        library at one of them.
+        """Returns the masks of the positions from num_free on, as far as the drafts lead, after a fault of
+        the library at one of them.
 
-        A fault is for ever, and a draft may be none of the text: the matcher is made anew, and the text ends
-        only where it comes to the place of the fault. Raises RequestError where that is the next place.
+        A matcher with a fault stays unusable, but the fault may lie behind a draft that is rejected. So the
+        matcher is made anew, and the text ends only if it reaches the position of the fault. Raises
+        RequestError if that is the next position.
         """
         self._restart()
         ahead, masks = self.matcher.deep_copy(), list[bytes]()
@@ -116,7 +117,7 @@ class Guide:
         self._consumed.append(token_id)
 
     def _restart(self) -> None:
-        """Makes the matcher anew, at the same place."""
+        """Makes the matcher anew, at the same position."""
         if _LEXER_IS_FULL in self.matcher.get_error() and self._num_renewals < MAX_RENEWALS:
             self._num_renewals += 1
             self._beginning = self._renew(self._beginning)
@@ -124,8 +125,8 @@ class Guide:
         self.matcher.consume_tokens(self._consumed)
 
     def dead_end(self, why: str = "") -> RequestError:
-        """Returns the error of a request for which no token is left. why: the reason of the library; others
-        than that are its limits."""
+        """Returns the error of a request for which no token is left. why: the message of the library; it may
+        also name one of its limits."""
         reason = "no token of this model is allowed at this place; loosen the schema or the grammar"
         if why and not any(part in why for part in _NOTHING_FITS):
             reason = f"{why.splitlines()[0][:300]}; simplify the schema or the grammar"

@@ -1,4 +1,4 @@
-"""Fills the masks of windows: for each place the tokens that the grammar allows if the drafts before it are
+"""Fills the masks of windows: at each position the tokens that the grammar allows if the drafts before it are
 right."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ALL = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class MaskBuffer:
-    """Memory of [entries, window, words] int32 on the host: bit i % 32 of word i // 32 stands for token i, 1:
+    """Memory of [entries, window, words] int32 on the host: bit i % 32 of word i // 32 is 1 if token i is
     allowed.
 
-    Whoever makes it keeps the memory.
+    The creator owns the memory.
     """
 
     address: int
@@ -40,8 +40,8 @@ class MaskBuffer:
 
 @dataclass(frozen=True, slots=True)
 class GuidedWindow:
-    """A row of the step that is masked. drafts: of its round; () after a prompt. entry: where its masks go in
-    the buffer."""
+    """A masked row of the step. drafts: those of its round; () after a prompt. entry: the entry of the buffer
+    for its masks."""
 
     guide: Guide
     drafts: Sequence[int]
@@ -49,13 +49,13 @@ class GuidedWindow:
 
 
 class MaskFiller:
-    """Mutable: nothing of its own; it owns the threads of the library."""
+    """Owns the threads of the library. It has no mutable state of its own."""
 
     def __init__(self) -> None:
         self._executor = LLExecutor(num_threads=max(1, min((os.cpu_count() or 1) // 2, _MAX_THREADS)))
 
     def fill(self, windows: Sequence[GuidedWindow], buffer: MaskBuffer) -> list[tuple[Guide, RequestError]]:
-        """Fills the entries of the windows. Returns the guides that are at a dead end, whose entries then
+        """Fills the entries of the windows. Returns the guides without an allowed token, whose entries then
         allow everything."""
         alone: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
@@ -77,8 +77,8 @@ class MaskFiller:
         return [dead for window in windows if (dead := self._finish(window, buffer)) is not None]
 
     def _prepare(self, window: GuidedWindow, buffer: MaskBuffer) -> None:
-        """Allows everything, but no end of the text before the end of the reasoning. The library leaves
-        places alone that follow a draft which is not allowed."""
+        """Allows everything, except an end of the text before the end of the reasoning. The library does not
+        fill positions after a draft that is not allowed."""
         ctypes.memset(buffer.address_of(window.entry), _ALL, buffer.window * buffer.line_bytes)
         for place in range(window.guide.num_free(window.drafts)):
             for token_id in window.guide.end_ids:
@@ -98,7 +98,7 @@ class MaskFiller:
         return self._dead_end(window, buffer, guide.dead_end())
 
     def _look_ahead(self, window: GuidedWindow, buffer: MaskBuffer) -> None:
-        """Fills the places up to the one at which the library failed."""
+        """Fills the positions up to the one at which the library failed."""
         num_free = window.guide.num_free(window.drafts)
         masks = window.guide.look_ahead(num_free, window.drafts)
         self._prepare(window, buffer)

@@ -1,8 +1,8 @@
-"""Shows the tensors of a checkpoint as the engine has them: the experts of a layer, which may be stored one
-by one, as one tensor, and rows that are stored in groups with those of other tensors in their own order.
+"""Presents the tensors of a checkpoint in the engine's layout: the experts of a layer, which may be stored
+one by one, as one tensor, and rows that are stored in groups with those of other tensors in their own order.
 
-What is shown is a Reader of other readers. It reads a part when it is asked for, so that no second copy of
-the model exists.
+The result is a Reader of other readers. It reads a part when it is requested, so that no second copy of the
+model exists.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Arranged(OneTensor):
 
     @abstractmethod
     def stored(self, shape: Sequence[int]) -> list[Stored]:
-        """Returns the tensors that it is made of. shape: that it is to have itself."""
+        """Returns the tensors that it is made of. shape: the shape that it must have itself."""
 
 
 class StackedExperts(Arranged):
@@ -38,7 +38,7 @@ class StackedExperts(Arranged):
     tensors, one after the other."""
 
     def __init__(self, name: str, experts: Sequence[Mapping[str, Reader]]) -> None:
-        """experts: by expert the readers of its tensors, by name."""
+        """experts: for each expert the readers of its tensors by name."""
         super().__init__(name)
         self.experts = experts
 
@@ -93,8 +93,8 @@ class RegroupedRows(Arranged):
 
 
 def arranged(stored: Mapping[str, Reader], names: WeightNames) -> dict[str, Reader]:
-    """Returns the stored tensors by the names that the engine has for them. Experts of a layer that are not
-    all there stay as they are stored."""
+    """Returns the stored tensors by the engine's names for them. If experts of a layer are missing, the
+    others stay as they are stored."""
     result = dict(stored)
     for end, parts in () if names.experts is None else names.experts.parts.items():
         first = parts[0].format(0)
@@ -115,8 +115,8 @@ def arranged(stored: Mapping[str, Reader], names: WeightNames) -> dict[str, Read
 
 
 def missing_of(name: str, stored: Mapping[str, Reader], names: WeightNames) -> list[str]:
-    """Returns the stored names that a tensor lacks: of experts that are stored one by one those of its parts
-    that are not there."""
+    """Returns the stored names that a tensor lacks: the missing parts of experts that are stored one by one,
+    or its own name."""
     parts = _parts_of(name, names)
     lacking = [part for part in parts if part not in stored]
     is_in_groups = any(name.endswith(end) for end in names.regrouped)
@@ -124,8 +124,8 @@ def missing_of(name: str, stored: Mapping[str, Reader], names: WeightNames) -> l
 
 
 def stored_twice(wanted: Iterable[str], stored: Mapping[str, Reader], names: WeightNames) -> list[str]:
-    """Returns those of the names under which a tensor is stored as it is wanted, and also as those that it
-    can be made of."""
+    """Returns the names of wanted tensors that are stored both as one and as the parts that they can be made
+    of."""
     return [
         name for name in wanted if name in stored and any(part in stored for part in _parts_of(name, names))
     ]
@@ -140,7 +140,8 @@ def _parts_of(name: str, names: WeightNames) -> list[str]:
 
 
 def names_of_experts(name: str, names: WeightNames) -> list[list[str]]:
-    """Returns by expert the names of the tensors that a packed one stands for; none for other tensors."""
+    """Returns for each expert the names of the tensors that a packed one stands for; none for other
+    tensors."""
     if names.experts is None:
         return []
     for end, parts in names.experts.parts.items():

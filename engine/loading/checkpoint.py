@@ -43,10 +43,10 @@ from headway.engine.state.memory import available_bytes, is_out_of_memory, retur
 from headway.kernels import DenseWeight
 
 DUMMY_STANDARD_DEVIATION = 0.02
-DRAWN_AT_ONCE = 1 << 22  # values of one seed, or one row
+DRAWN_AT_ONCE = 1 << 22  # values for each seed, or one row
 PLAIN_NORM = "delta.output_norm"  # multiplies by its weight where other norms multiply by 1 + weight
 ROWS_AT_ONCE = 4096
-BYTES_AT_ONCE = 256 << 20  # copied at a time, or one row: the experts of a layer are a gigabyte
+BYTES_AT_ONCE = 256 << 20  # copied at a time, or one row: the experts of a layer may take a gigabyte
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +65,11 @@ def load_model(
 ) -> ModelPair:
     """Loads a model folder. Raises ModelError.
 
-    make_draft: makes the draft model that is loaded, too, unless the folder lacks it; None: none is.
-    dtype "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the fraction
-    that is loaded, after each tensor. max_model_len: positions that are served, which the model's config then
-    says; None for all that it was made for. group: its rank's share is loaded. quantize: how linear weights
-    are quantised as they are read. cpu_weights: see EngineConfig.
+    make_draft: makes the draft model that is also loaded, unless the folder lacks it; None: there is none.
+    dtype: "auto" is float32 on the CPU and the checkpoint's own elsewhere. progress: called with the loaded
+    fraction after each tensor. max_model_len: the served positions, which replace those of the spec; None for
+    all that the model was made for. group: the ranks, of which this one's share is loaded. quantize: the
+    format to which linear weights are quantised as they are read. cpu_weights: see EngineConfig.
     """
     with ExitStack() as stack:
         found = open_checkpoint(
@@ -95,7 +95,7 @@ def make_dummy_model(
     quantize: Quantize = FULL,
     cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
-    """A model of the shape that config.json describes, with random weights: for measurements. Raises
+    """Makes a model of the shape that config.json describes, with random weights, for measurements. Raises
     ModelError.
 
     The folder needs no weights. They are drawn on the device, the same at each start and on any number of
@@ -123,8 +123,8 @@ def _filled(
     cpu_weights: CpuWeights,
     progress: Callable[[float], None],
 ) -> ModelPair:
-    """Returns models on the device with the weights that the headers read, by path: the share of the group's
-    rank. whole: of which every tensor has a header in its shape. Raises ModelError."""
+    """Returns models on the device, or the rank's share of them, with the weights that the headers read.
+    headers: those of all tensors of `whole` by path, in their shapes. Raises ModelError."""
     target, own = whole.target, whole.outline(group)
     quantized = quantized_packs(headers, whole, quantize, folder, device)
     headers = shared({**headers, **quantized}, own.tensors(), target.spec, group)
@@ -154,9 +154,9 @@ def _fill(
     cpu_weights: CpuWeights,
     progress: Callable[[float], None],
 ) -> None:
-    """Copies what has no values yet, and brings linear layers and experts into their final format as soon as
-    each is read, so that a model in few bits is never dense as a whole. A CPU's memory is taken when it is
-    first written."""
+    """Copies the parameters that have no values yet, and converts linear layers and experts to their final
+    format as soon as each is read, so that a quantised model is never dense as a whole. Memory of a CPU is
+    only used when it is first written."""
     waiting = by_memory(models.tensors())
     total, done = sum(tensor.nbytes for own in waiting.values() for tensor in own.values()), 0
 
@@ -173,7 +173,7 @@ def _fill(
     tried: dict[Kind, int | None] = {}
     for linear in models.linears():
         if isinstance(linear.stored, DenseWeight):
-            copy(waiting.pop(id(linear.weight), {}))  # nothing waits for a tied lm_head
+            copy(waiting.pop(id(linear.weight), {}))  # a tied lm_head has no parameters of its own
         linear.finish(tried, cpu_weights)
     for experts in models.experts():
         for key in [id(matrix.dense) for matrix in experts.weights]:
@@ -200,7 +200,7 @@ def _with_true_ties(found: Checkpoint) -> ModelSpec:
 
 
 def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
-    """Returns whether their values are, once they have this dtype. Reads some rows at a time."""
+    """Returns whether both have equal values in this dtype. Reads some rows at a time."""
     if first.get_shape() != second.get_shape():
         return False
     starts = range(0, first.get_shape()[0], ROWS_AT_ONCE) if first.get_shape() else ()
@@ -212,7 +212,8 @@ def _are_equal(first: Header, second: Header, dtype: torch.dtype) -> bool:
 def copy_tensors(
     headers: Mapping[str, Header], parameters: Mapping[str, torch.Tensor], progress: Callable[[float], None]
 ) -> None:
-    """headers: by the paths of the parameters, in their shapes."""
+    """Copies the tensors that the headers read to the parameters. headers: by the paths of the parameters, in
+    their shapes."""
     total, done = sum(tensor.nbytes for tensor in parameters.values()), 0
     for path, parameter in parameters.items():
         first = 0
@@ -224,13 +225,14 @@ def copy_tensors(
 
 
 class Drawn:
-    """The Header of a tensor of random values, of which any rows can be read alone: they come in blocks, each
-    from a seed of its own."""
+    """The Header of a tensor of random values. Any rows can be read alone, since each block of rows has a
+    seed of its own."""
 
     def __init__(
         self, path: str, like: torch.Tensor, device: torch.device, mean: float, spread: float
     ) -> None:
-        """path: the same gives the same values. like: of the shape and dtype, also without memory."""
+        """path: determines the values. like: a tensor of the same shape and dtype, which may have no
+        memory."""
         self._like, self._device, self._mean, self._spread = like, device, mean, spread
         self._path = path
         self._block_rows = max(DRAWN_AT_ONCE // max(like[0].numel(), 1), 1)
@@ -262,7 +264,8 @@ class Drawn:
 def drawn_headers(
     parameters: Mapping[str, torch.Tensor], device: torch.device, *, unit_offset: bool
 ) -> dict[str, Header]:
-    """parameters: by path, also without memory. unit_offset: norms multiply by 1 + weight."""
+    """Returns headers of random values by path. parameters: they may have no memory. unit_offset: norms
+    multiply by 1 + weight."""
     found: dict[str, Header] = {}
     for path, tensor in parameters.items():
         is_norm = path.endswith("norm")

@@ -1,6 +1,7 @@
 """Loads a drafter from a folder of its own: an EAGLE-3 head, a trained MTP head or a draft model.
 
-The folder says all about it but the device, the dtype and the positions, which are the target's.
+The folder describes it completely, except for the device, the dtype and the positions, which are those of the
+target.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from headway.engine.protocol.config import CpuWeights
 
 
 def maker_of(spec: DrafterSpec) -> MakeDraft:
-    """Returns what makes the layers of the drafter that a folder describes."""
+    """Returns the function that makes the layers of the drafter that a folder describes."""
     if isinstance(spec, MtpSpec):
         return partial(MtpHead, own=spec)
     return partial(Eagle3Head, spec) if isinstance(spec, Eagle3Spec) else partial(DraftLM.of, spec)
@@ -80,8 +81,9 @@ def checked_maker(
     device: torch.device,
     taps: tuple[int, ...] | None = None,
 ) -> MakeDraft:
-    """Returns what makes the layers of the drafter, of which every tensor is stored in its shape. stack:
-    closes the files. device: expands quantised weights. taps: see `read_drafter`. Raises ModelError."""
+    """Checks that every tensor of the drafter is stored in its shape. Returns the function that makes its
+    layers. stack: closes the files. device: expands quantised weights. taps: see `read_drafter`. Raises
+    ModelError."""
     spec = read_drafter(folder, target.spec, taps)
     if isinstance(spec, Eagle3Spec):
         return maker_of(open_eagle3(folder, spec, stack, target, device)[1])

@@ -27,7 +27,7 @@ from headway.engine.models.family import LAYER_NAMES, WeightNames
 from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import available_bytes, format_bytes
 
-# The target's id of draft token i is i + d2t[i]; t2d tells of each of the target's ids whether it is one.
+# The target's id of draft token i is i + d2t[i]; t2d says for each id of the target whether it is one.
 OFFSETS, IS_DRAFTED = "d2t", "t2d"
 ORIGINAL_LAYER = "midlayer"
 # Trainers store tensors of the target under this prefix.
@@ -39,8 +39,8 @@ Head = TypeVar("Head", bound=DraftModel)
 def load_eagle3(
     folder: Path, spec: Eagle3Spec, target: CausalLM, progress: Callable[[float], None]
 ) -> tuple[Eagle3Head, MakeDraft]:
-    """Returns the head in the folder, which the spec describes, and what makes another of its shape. Raises
-    ModelError. progress: called with the fraction that is loaded, after each tensor."""
+    """Returns the head in the folder, which the spec describes, and a function that makes others of its
+    shape. Raises ModelError. progress: called with the loaded fraction after each tensor."""
     with ExitStack() as stack:
         found, spec, draft_ids = open_eagle3(folder, spec, stack, target, target.device)
         make_head = partial(Eagle3Head, _without_copy(spec, found, target))
@@ -65,10 +65,10 @@ def draw_head(
 def open_eagle3(
     folder: Path, spec: Eagle3Spec, stack: ExitStack, target: CausalLM, device: torch.device
 ) -> tuple[Checkpoint, Eagle3Spec, torch.Tensor]:
-    """Reads the headers of the weights, and of the weights the ids of the draft tokens alone, [draft vocab]
-    int64. Returns the spec with what the weights tell. spec: of the folder's config.json. stack: closes the
-    files. device: expands quantised weights. Raises ModelError for what is missing, unexpected, or of another
-    shape or dtype, and for ids that no draft token can have."""
+    """Reads the headers of the weights. Returns them, the spec completed by them, and the ids of the draft
+    tokens, [draft vocab] int64, which are the only values that are read. spec: that of the folder's
+    config.json. stack: closes the files. device: expands quantised weights. Raises ModelError for what is
+    missing, unexpected, or of another shape or dtype, and for ids that no draft token can have."""
     stored = files = open_tensors(folder, stack)
     if spec.decoder.quantization is not None:
         stored = expanded(files, spec.decoder.quantization, device, lambda name: False)
@@ -91,8 +91,8 @@ def open_eagle3(
 
 
 def _without_copy(spec: Eagle3Spec, found: Checkpoint, target: CausalLM) -> Eagle3Spec:
-    """Returns the spec with the target's embedding where the head only stores a copy of it, as `speculators`
-    writes it: it would take 1 GB beside a model of 8B parameters. Reads some rows at a time."""
+    """Returns the spec without an own embedding if the head only stores a copy of the target's, as
+    `speculators` does: it would take 1 GB for a model of 8B parameters. Reads some rows at a time."""
     name, own = found.names.of("eagle.embedding"), target.embedding
     if not spec.has_embedding or spec.decoder.hidden_size != own.shape[1]:
         return spec
@@ -108,7 +108,7 @@ def _by_name(head: Eagle3Head, found: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def _names(spec: Eagle3Spec, layer: str) -> WeightNames:
-    """layer: the name of a layer, {} for its index."""
+    """Returns the names of the parameters. layer: the name of a layer, with {} for its index."""
     tap_norm = "input_norm" if spec.fusion == "whole_norm" else "fc_norm.{}"
     of_layer = {"hidden_norm": "hidden_norm.weight", **LAYER_NAMES}
     names = {
@@ -134,7 +134,7 @@ def read_draft_ids(found: Checkpoint, count: int) -> torch.Tensor:
     if OFFSETS not in found.stored:
         return ids
     offsets = found.stored[OFFSETS].get_tensor(OFFSETS)
-    # PyTorch does not add unsigned ones of more than 8 bits to int64.
+    # PyTorch does not add unsigned integers of more than 8 bits to int64.
     if offsets.shape != ids.shape or offsets.dtype not in (torch.int64, torch.int32):
         raise ModelError(
             f"{OFFSETS} of {found.folder} is {list(offsets.shape)} {offsets.dtype}; it must be [{len(ids)}] of int64 or int32; "
@@ -156,7 +156,8 @@ def fill_head(
     target: CausalLM,
     progress: Callable[[float], None],
 ) -> None:
-    """Copies the rank's share of the whole tensors that the headers, by path, read."""
+    """Copies the rank's share of the whole tensors to the parameters. headers: those of the whole tensors, by
+    path."""
     copy_tensors(shared(headers, parameters, target.spec, target.group), parameters, progress)
 
 

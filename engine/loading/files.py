@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 class OneTensor(ABC):
-    """A tensor that is made when it is read: the Reader of it alone, and its Header."""
+    """A tensor that is made when it is read. It is its own Reader and Header."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -92,8 +92,8 @@ def spans_within(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
-    """The open file that holds each tensor; of two files the later in the order of their names, as in
-    transformers."""
+    """Returns the open file that holds each tensor. If two files have it, the later one in the order of names
+    counts, as in transformers."""
     stored: dict[str, Reader] = {}
     for file in _weight_files(folder):
         check_readable(file)
@@ -112,7 +112,7 @@ def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Reader]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The one file, or all shards that the index names."""
+    """Returns the one file, or all shards that the index names."""
     if is_regular_file(folder / WEIGHTS_FILE):
         return [folder / WEIGHTS_FILE]
     if is_regular_file(folder / INDEX_FILE):

@@ -1,7 +1,7 @@
 """Weights as codes and scales, in the tensors of compressed-tensors 0.20.
 
-A code times its scale, in float32 and rounded once to the weight's dtype, is what the folder's readers
-compute. The scales have that dtype, too, and codes are chosen for the scale that is stored.
+Readers of the folder compute a code times its scale, in float32 and rounded once to the weight's dtype. The
+scales have that dtype, too, and codes are chosen for the stored scale.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch
 
 BLOCK, GROUP = 128, 128
 LARGEST_FLOAT8, WORD_BITS = 448.0, 32
-TINY = 2.0**-100  # the scale of weights that are all zero is no zero
-# Shares of the scale that holds a group's greatest weight, of which the one with the least squared error is
-# taken: to cut the greatest costs less than to round all the others by a longer step.
+TINY = 2.0**-100  # weights that are all zero have this scale, not 0
+# Shares of the scale that represents a group's greatest weight. The one with the least squared error is used:
+# clipping the greatest weight may cost less than rounding all others by a longer step.
 SHARES = tuple(1.0 - step / 40 for step in range(17))
 
 LM_HEAD = "lm_head.weight"  # the path of its parameter
 ROWS_AT_ONCE = 4096  # quantised at a time, whole blocks
-# Numbers of a weight for which all shares are tried at a time: a CPU's caches hold them, a GPU needs many.
+# The values of a weight for which all shares are tried at a time: so few that a CPU's caches hold them, and
+# so many that a GPU is busy.
 NUMBERS_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 20}
 # These weights are small and lose much by rounding: the projection of a draft head's two inputs, the gates of
 # delta nets, and the router of experts.
@@ -140,7 +141,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def is_quantized_path(path: str, *, with_lm_head: bool) -> bool:
-    """Returns whether a linear layer's weight is quantised where all are to be."""
+    """Returns whether a linear layer's weight is among those that are quantised."""
     return path.endswith(".weight") and not path.endswith(KEPT_PATHS) and (with_lm_head or path != LM_HEAD)
 
 

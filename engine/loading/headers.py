@@ -1,7 +1,7 @@
-"""Reads what a model folder's headers say: the tensors of its safetensors files, judged by its config.json.
-Reads no weights, never pickle.
+"""Reads the headers of a model folder's safetensors files, and checks the tensors against config.json. Reads
+no weights, never pickle.
 
-Everything that can be wrong is found here, before memory is taken.
+All faults are found here, before memory is allocated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Checkpoint:
     files: the tensors as they are stored. stored: the same with dense weights in place of quantised ones.
     tensors: the same by the names of `names`, where these stand for other tensors. head_tensors: the names of
     stored tensors that belong to a draft head, whether they make a whole one or not. make_draft: makes the
-    head that is to be loaded; None: none is.
+    head that is to be loaded; None: there is none.
     """
 
     folder: Path
@@ -92,8 +92,8 @@ def open_checkpoint(
 
 
 def checked_outline(found: Checkpoint) -> ModelPair:
-    """Returns models without memory, of which every tensor is stored in its shape. Raises ModelError for
-    what is missing, unexpected, or of another shape or dtype."""
+    """Returns models without memory, all of whose tensors are stored in their shapes. Raises ModelError for
+    tensors that are missing, unexpected, or of another shape or dtype."""
     outline = outline_of(found.spec, found.dtype, found.make_draft)
     shapes = by_name(outline, found.names)
     ignored = _vision_tensors(found)
@@ -104,8 +104,8 @@ def checked_outline(found: Checkpoint) -> ModelPair:
 
 
 def check_stored(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored: set[str]) -> None:
-    """shapes: of the parameters by their names in the checkpoint. ignored: names of tensors that are not
-    read. Raises ModelError for what is missing, unexpected, or of another shape or dtype."""
+    """Raises ModelError for tensors that are missing, unexpected, or of another shape or dtype. shapes: the
+    parameters by their names in the checkpoint. ignored: the names of tensors that are not read."""
     _check_names(found, shapes, ignored)
     _check_tensors(found.folder, shapes, found.tensors)
 
@@ -130,7 +130,7 @@ def check_memory(
     folder: Path, outline: ModelPair, available: int, device: torch.device, *, saved_bytes: int = 0
 ) -> None:
     """Raises ModelError where the parameters and the rotary table take more than the available bytes of the
-    device. saved_bytes: that weights take less than dense ones, as codes."""
+    device. saved_bytes: the bytes that quantised weights save against dense ones."""
     num_parameters, dense = parameter_counts(outline)
     needed = dense - saved_bytes
     rotary_bytes = outline.target.rotary_bytes
@@ -162,14 +162,14 @@ def by_name(models: ModelPair, names: WeightNames) -> dict[str, torch.Tensor]:
 
 
 def headers_of(found: Checkpoint, paths: Iterable[str]) -> dict[str, Header]:
-    """Returns the headers of the parameters by path. paths: of tensors that are stored."""
+    """Returns the headers of the parameters by path. paths: those of stored tensors."""
     named = ((path, found.names.of(path)) for path in paths)
     return {path: found.tensors[name].get_slice(name) for path, name in named}
 
 
 def parameter_counts(outline: ModelPair) -> tuple[int, int]:
-    """Returns (number of parameters, their size in bytes). outline: models without memory; loaded ones may
-    have given up weights for other formats."""
+    """Returns the number of parameters and their size in bytes. outline: models without memory, since loaded
+    ones may have weights in other formats."""
     tensors = outline.tensors().values()
     return sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors)
 
@@ -199,7 +199,7 @@ def _warn_of_a_missing_head(folder: Path, spec: ModelSpec, heads: frozenset[str]
 
 
 def _vision_tensors(found: Checkpoint) -> set[str]:
-    """Returns the names of the tensors that see images, which are not read; says so."""
+    """Returns the names of the tensors for images, which are not read, and logs that."""
     prefixes = found.names.vision_prefixes
     names = {name for name in found.stored if name.startswith(prefixes)}
     if names:
@@ -211,7 +211,7 @@ def _vision_tensors(found: Checkpoint) -> set[str]:
 
 
 def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) -> torch.dtype:
-    """The checkpoint's own dtype is that of most of its tensors."""
+    """Returns the dtype by name. The checkpoint's own dtype is that of most of its tensors."""
     if name != "auto":
         return NAMED_DTYPES[name]
     if device.type == "cpu":
@@ -221,14 +221,15 @@ def _dtype(name: DtypeName, device: torch.device, stored: Mapping[str, Reader]) 
 
 
 def _missing(found: Checkpoint, wanted: Iterable[str]) -> list[str]:
-    """Returns the names of stored tensors that are missing for those that are wanted, each once."""
+    """Returns the names of stored tensors that wanted ones lack, each once."""
     lacking = (name for name in wanted if name not in found.tensors)
     missing = (name for each in lacking for name in missing_of(each, found.stored, found.names))
     return list(dict.fromkeys(missing))
 
 
 def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored: set[str]) -> None:
-    """Rotary frequencies, which old checkpoints store, are computed here."""
+    """Raises ModelError for tensors that are missing, unexpected or stored twice. Rotary frequencies, which
+    old checkpoints store, are ignored."""
     folder, stored, prefix = found.folder, found.tensors, found.names.draft_head_prefix
     missing = _missing(found, shapes)
     if missing:
@@ -260,7 +261,7 @@ def _check_names(found: Checkpoint, shapes: Mapping[str, torch.Tensor], ignored:
 
 
 def _is_idle_bias(found: Checkpoint, name: str) -> bool:
-    """Returns whether it is one of the biases of zeros that tools for GPTQ write for every layer."""
+    """Returns whether the tensor is one of the zero biases that tools for GPTQ write for every layer."""
     quantization = found.spec.quantization
     if quantization is None or quantization.method != "gptq" or not name.endswith(".bias"):
         return False
@@ -289,7 +290,7 @@ def _check_tensors(folder: Path, shapes: Mapping[str, torch.Tensor], tensors: Ma
 
 
 def _parts_of(name: str, reader: Reader, shape: torch.Size) -> list[Stored]:
-    """Returns the stored tensors of one that is wanted in this shape."""
+    """Returns the stored tensors that make up one of this shape."""
     if isinstance(reader, Arranged):
         return reader.stored(shape)
     return [Stored(name, reader.get_slice(name), list(shape))]

@@ -1,8 +1,8 @@
-"""Quantised weights of a model folder, read as the dense weights that they stand for.
+"""Reads quantised weights of a model folder as the dense weights that they represent.
 
-A value is the product of its code, less its zero point if there is one, and its scale, in float32, rounded
-once to the dtype that config.json names: what a checkpoint has that was expanded before. Which tensors are
-quantised their scales in the files tell; config.json is a second opinion.
+A value is its code, less the zero point if there is one, times its scale, in float32, rounded once to the
+dtype that config.json names, as in an expanded checkpoint. The scales in the files say which tensors are
+quantised; config.json is checked against them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from headway.engine.protocol.errors import ModelError
 from headway.engine.state.memory import format_bytes
 
 VALUES_AT_ONCE = 1 << 24  # expanded at a time: 64 MiB of float32, whatever the weight's size
-# Scales of a layer's inputs, of its outputs and of the KV cache: all of these keep their 16 bits.
+# Scales of a layer's inputs and outputs and of the KV cache, which are unused, since all of these keep 16
+# bits.
 UNUSED = frozenset({
     "input_scale", "activation_scale", "input_zero_point", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale",
     "prob_scale", "q_zero_point", "k_zero_point", "v_zero_point", "output_zero_point",
@@ -40,7 +41,8 @@ def expanded(
     device as they are read. Raises ModelError, which names the tensor, for packs that are damaged or that
     contradict config.json.
 
-    is_seldom_listed: whether a layer is of a draft head, or sees images: config.json often fails to list it.
+    is_seldom_listed: whether a layer belongs to a draft head or to a vision tower, which config.json often
+    fails to list.
     """
     layers: dict[str, dict[str, Part]] = defaultdict(dict)
     for name, reader in stored.items():
@@ -73,12 +75,12 @@ def expanded(
 
 
 def num_expanded(stored: Mapping[str, Reader]) -> int:
-    """Returns how many of the tensors are expanded as they are read."""
+    """Returns the number of tensors that are expanded as they are read."""
     return sum(isinstance(reader, Pack) for reader in stored.values())
 
 
 class Pack(OneTensor):
-    """A quantised weight that reads as a dense one."""
+    """A quantised weight that is read as a dense one."""
 
     def __init__(self, layer: str, codes: Codes, quantization: Quantization, device: torch.device) -> None:
         super().__init__(f"{layer}.weight")
@@ -95,14 +97,14 @@ class Pack(OneTensor):
 
     @property
     def saved_bytes(self) -> int:
-        """Returns the bytes that the weight takes less than expanded where its codes stay, with 4 bytes of
-        scales for 128 of them; 0 where they cannot."""
+        """Returns the bytes that the weight saves if its codes stay, with 4 bytes of scales for 128 of them;
+        0 if they cannot stay."""
         bits = self._codes.code_bits if self._dtype_name == "BF16" else None
         count = prod(self._codes.shape)
         return 0 if bits is None else self.nbytes - count * bits // 8 - count // 32
 
     def coded(self) -> Coded | None:
-        """Returns the weight as kernels can read it; None where they cannot, or would round otherwise."""
+        """Returns the weight as kernels read it; None if they cannot, or would round differently."""
         if self._dtype_name != "BF16":
             return None
         return self._codes.coded(0, self._codes.shape[0], self._device)
@@ -133,7 +135,7 @@ class Pack(OneTensor):
 
 
 def _layout_of(layer: str, parts: Mapping[str, Part], quantization: Quantization) -> Layout | None:
-    """Returns how a layer's weight is quantised; None where it is not. Raises ModelError."""
+    """Returns the layout of a layer's quantised weight; None if it is not quantised. Raises ModelError."""
     kinds = parts.keys()
     is_coded = "weight" in kinds and parts["weight"].dtype not in DTYPES
     found: set[Layout] = set()
@@ -170,9 +172,9 @@ def _check_lists(
     quantization: Quantization,
     is_seldom_listed: Callable[[str], bool],
 ) -> None:
-    """Raises ModelError where config.json and the files contradict each other.
+    """Raises ModelError if config.json and the files contradict each other.
 
-    A layer that is stored as it is ought to be listed if others of its kind are quantised.
+    A layer that is not quantised should be listed if others of its kind are quantised.
     """
     if quantized := [name for name in packs if quantization.keeps(name) and not is_seldom_listed(name)]:
         raise ModelError(

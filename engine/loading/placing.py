@@ -1,5 +1,5 @@
-"""Brings the weights of linear layers and of experts into the formats in which they stay: codes and scales
-where the device's kernels read them, else dense, to be copied."""
+"""Converts the weights of linear layers and of experts to their final formats: codes and scales if the
+device's kernels read them, or else dense memory for a later copy."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 def place_weights(
     models: ModelPair, headers: Mapping[str, Header], place: Placement, progress: Callable[[float], None]
 ) -> float:
-    """Gives every linear layer and all experts of deferred weights their memory. Returns the share of all
-    weights that are in their places: those of packs that kernels read.
+    """Allocates the memory of all linear layers and experts with deferred weights. Returns the share of all
+    weights that are complete: those of packs that kernels read.
 
-    headers: of weights by their paths, the quantised ones among them. progress: called with that share.
+    headers: those of weights by path, quantised ones included. progress: called with that share.
     """
     tensors = models.tensors()
     paths = defaultdict(list, {key: [*own] for key, own in by_memory(tensors).items()})
@@ -70,7 +70,7 @@ def place_weights(
 
 
 def by_memory(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
-    """Returns the tensors by path, by the identity of the tensor whose memory they are parts of."""
+    """Returns the tensors by path, grouped by the identity of the tensor whose memory they are parts of."""
     found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for path, tensor in tensors.items():
         found[id(tensor if tensor._base is None else tensor._base)][path] = tensor
@@ -78,14 +78,13 @@ def by_memory(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.
 
 
 def most_saved_bytes(headers: Iterable[Header | Reader]) -> int:
-    """Returns the bytes that weights take less than dense ones if the codes of all quantised ones stay in
-    memory, which only their scales can tell."""
+    """Returns the bytes that weights save if the codes of all quantised ones stay in memory, which only their
+    scales can decide."""
     return sum(pack.saved_bytes for header in headers for pack in _packs_of(header))
 
 
 def expanded_bytes(models: ModelPair, headers: Mapping[str, Header]) -> int:
-    """Returns the bytes of expanded copies of linear layers whose codes stay in memory, if those of all
-    quantised ones do."""
+    """Returns the bytes of expanded copies of all quantised linear layers whose codes may stay in memory."""
     return sum(
         linear.num_weights * torch.bfloat16.itemsize
         for linear in models.linears()
@@ -110,8 +109,8 @@ def _log_codes(models: ModelPair) -> None:
 
 
 def _coded(linear: Linear, parts: Sequence[Header | None], place: Placement) -> QuantizedWeight | None:
-    """Returns None where the layer's first parts are not all quantised in one way that kernels read. Parts
-    after these get memory as they are; of gates there are none."""
+    """Returns the layer's weight as codes; None unless its first parts are all quantised in one way that
+    kernels read. Later parts get dense memory; a gate must not have any."""
     num_coded = next((index for index, part in enumerate(parts) if not isinstance(part, Pack)), len(parts))
     others = sum(linear.output_counts[num_coded:]) if num_coded < len(parts) else 0
     coded = _codes_of(parts[:num_coded]) if keeps_codes(place) and num_coded > 0 else None
@@ -132,8 +131,8 @@ def _coded(linear: Linear, parts: Sequence[Header | None], place: Placement) -> 
 
 
 def _coded_experts(headers: Sequence[Header | None], place: Placement) -> ExpertMatrix | None:
-    """headers: of the experts, then of the parts of the shared one. Returns None where not all of them are
-    quantised in one way that kernels read."""
+    """Returns a matrix of experts as codes; None unless all are quantised in one way that kernels read.
+    headers: that of the experts, then those of the parts of the shared one."""
     experts, *shared = headers
     if not keeps_codes(place) or not isinstance(experts, StackedExperts):
         return None
@@ -158,12 +157,12 @@ def _coded_experts(headers: Sequence[Header | None], place: Placement) -> Expert
 
 
 def keeps_codes(place: Placement) -> bool:
-    """Returns whether weights stay codes there, where kernels read their kind."""
+    """Returns whether quantised weights can stay codes there."""
     return reads_codes(place.device) and place.dtype == torch.bfloat16
 
 
 def _codes_of(parts: Sequence[Header | Reader | None]) -> list[Coded] | None:
-    """Returns None where the parts of a weight are not all quantised in one way."""
+    """Returns the codes of the parts of a weight; None unless all are quantised in one way."""
     found = [part.coded() if isinstance(part, Pack) else None for part in parts]
     coded = [part for part in found if part is not None]
     kinds = {(part.bits, part.scales.shape[1]) for part in coded}

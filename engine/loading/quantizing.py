@@ -1,5 +1,5 @@
-"""Weights that are quantised as they are read, by way of the tensors that `headway quantize` writes of them:
-so they have the values that the written folder has."""
+"""Quantises weights as they are read, by way of the tensors that `headway quantize` writes, so that they have
+the same values as in the written folder."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _DTYPE_NAMES = {torch.float8_e4m3fn: "F8_E4M3", torch.int32: "I32", torch.int64:
 def quantized_packs(
     headers: Mapping[str, Header], models: ModelPair, quantize: Quantize, folder: Path, device: torch.device
 ) -> dict[str, Pack | StackedExperts]:
-    """Returns the weights that are quantised by their paths, which read as dense ones; none where nothing is
-    to be. headers: of the parameters, by path. folder: of the model. Raises ModelError for a model whose
-    weights are not to be quantised so."""
+    """Returns the quantised weights by path, which are read as dense ones. headers: those of the parameters,
+    by path. folder: the folder of the model. Raises ModelError for a model whose weights cannot be quantised
+    so."""
     if quantize.format == "none":
         return {}
     _check_quantize(quantize, folder, models.target.spec)
@@ -102,8 +102,8 @@ def _check_quantize(quantize: Quantize, folder: Path, spec: ModelSpec) -> None:
 
 
 def _parts_of_expert(path: str, stack: Header, index: int) -> dict[str, Header]:
-    """Returns the weights of one expert by paths of their own: a gate and what it multiplies are quantised
-    each for itself, as they are where experts are stored one by one."""
+    """Returns the weights of one expert by paths of their own. Gate and up are quantised separately, as they
+    are where experts are stored one by one."""
     count = 2 if path.endswith("gate_up") else 1
     rows = stack.get_shape()[1] // count
     parts = (slice(part * rows, (part + 1) * rows) for part in range(count))

@@ -1,4 +1,4 @@
-"""Shows the tensors of a model as one of several ranks has them, which reads its own rows alone."""
+"""Presents one rank's share of the tensors of a model. Each rank reads only its own rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headway.engine.models.spec import DeltaNetSpec, ModelSpec
 def shared(
     headers: Mapping[str, Header], own: Mapping[str, torch.Tensor], spec: ModelSpec, group: Group
 ) -> dict[str, Header]:
-    """Returns what the group's rank reads of each tensor, by path. headers: of whole tensors. own: the rank's
-    parameters, whose shapes say which are shared."""
+    """Returns the rank's share of each tensor, by path. headers: those of whole tensors. own: the rank's
+    parameters, whose shapes say which ones are shared."""
     found = dict(headers)
     for path, tensor in own.items():
         whole, shape = headers[path].get_shape(), list(tensor.shape)
@@ -33,8 +33,8 @@ def shared(
 def spans_of(parts: Sequence[int], num_shares: int, group: Group) -> list[Span]:
     """Returns the rank's rows of each of the parts, which have equal shares.
 
-    num_shares: the number of ranks, or a divisor of it, where several ranks in turn have the same share: of 2
-    shares, ranks 0 and 1 of 4 have the first.
+    num_shares: the number of ranks, or a divisor of it, so that neighbouring ranks have the same share: ranks
+    0 and 1 of 4 have the first of 2 shares.
     """
     index, spans, first = group.rank * num_shares // group.size, [], 0
     for count in parts:
@@ -44,8 +44,8 @@ def spans_of(parts: Sequence[int], num_shares: int, group: Group) -> list[Span]:
 
 
 def _parts_of(path: str, rows: int, spec: ModelSpec) -> tuple[int, ...]:
-    """Returns the numbers of rows that follow each other in a tensor and that the ranks share each for
-    itself."""
+    """Returns the numbers of rows of successive parts of a tensor, each of which the ranks share
+    separately."""
     if path.endswith(".experts.gate_up"):
         return rows // 2, rows // 2
     if path.endswith((".delta.qkv.weight", ".delta.convolution")):
@@ -57,7 +57,7 @@ def _parts_of(path: str, rows: int, spec: ModelSpec) -> tuple[int, ...]:
 
 
 def _share_of(name: str, tensor: Header, dim: int, spans: Sequence[Span]) -> Header:
-    """dim: of which the rank has some; 1 where matrices are stacked."""
+    """Returns the share of one tensor. dim: the shared dimension; 1 for stacked matrices."""
     if isinstance(tensor, Pack):
         return tensor.of_rows(spans)
     if isinstance(tensor, StackedExperts):
@@ -66,7 +66,8 @@ def _share_of(name: str, tensor: Header, dim: int, spans: Sequence[Span]) -> Hea
 
 
 def _share_of_expert(parts: Mapping[str, Reader], spans: Sequence[Span]) -> dict[str, Reader]:
-    """parts: follow each other. spans: of all of them together."""
+    """Returns the share of one expert. parts: its successive tensors. spans: the rows of all of them
+    together."""
     found: dict[str, Reader] = {}
     first = 0
     for name, reader in parts.items():

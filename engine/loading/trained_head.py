@@ -1,6 +1,7 @@
 """Loads a head that `headway head train` has made.
 
-A target whose output layer is its embedding lends the head's output layer its rows; else the head has them.
+If the target's output layer is its embedding, the rows of the head's output layer are copied from there;
+otherwise they are stored.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def head_names(target: ModelSpec) -> WeightNames:
 def load_trained_head(
     folder: Path, spec: MtpSpec, target: CausalLM, progress: Callable[[float], None]
 ) -> tuple[MtpHead, MakeDraft]:
-    """Returns the head in the folder, which the spec describes, and what makes another of its shape. Raises
-    ModelError. progress: called with the fraction that is loaded, after each tensor."""
+    """Returns the head in the folder, which the spec describes, and a function that makes others of its
+    shape. Raises ModelError. progress: called with the loaded fraction after each tensor."""
     make_head = partial(MtpHead, own=spec)
     with ExitStack() as stack:
         found, draft_ids = open_trained_head(folder, spec, stack, target)
@@ -70,9 +71,9 @@ def load_trained_head(
 def open_trained_head(
     folder: Path, spec: MtpSpec, stack: ExitStack, target: CausalLM
 ) -> tuple[Checkpoint, torch.Tensor]:
-    """Reads the headers of the weights, and of the weights the ids of the draft tokens alone, [draft vocab]
-    int64. stack: closes the files. Raises ModelError for what is missing, unexpected, or of another shape or
-    dtype, and for ids that no draft token can have."""
+    """Reads the headers of the weights. Returns them, and the ids of the draft tokens, [draft vocab] int64,
+    which are the only values that are read. stack: closes the files. Raises ModelError for what is missing,
+    unexpected, or of another shape or dtype, and for ids that no draft token can have."""
     assert spec.draft_vocab_size is not None, "its config.json has the size"
     files, names = open_tensors(folder, stack), head_names(target.spec)
     found = Checkpoint(folder, target.spec, names, target.dtype, files, files, files, frozenset(), None)

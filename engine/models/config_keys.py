@@ -1,8 +1,8 @@
-"""A config.json's values as transformers 5 resolves them: defaults of the config class, several spellings of
-one value.
+"""Resolves the values of a config.json as transformers 5 does: defaults of the config class, and several
+spellings of one value.
 
-The families read their numbers here. What transformers would refuse is refused, and so is what would make it
-compute something that no family here does; keys that change nothing are let pass. Imports no torch.
+Families read their numbers here. Values that transformers would refuse are refused, and so are those that
+would make it compute something that no family here does; keys without effect are accepted. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.engine.protocol.errors import ModelError
 
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_ROPE_THETA = 1e30
-# Far above every model that there is, so that a slip of the pen costs neither minutes nor memory.
+# These limits are far above every known model, so that a typing error costs neither minutes nor memory.
 SIZE_LIMITS = {
     "vocab_size": 1 << 28,
     "hidden_size": 1 << 20,
@@ -59,8 +59,8 @@ DTYPES = {
 }  # fmt: skip
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
 LEGACY_LAYER_TYPES = {"attention": "full_attention"}
-# Keys by which transformers' shared code, not the family's, changes what is computed or where it is read
-# from: what each does, unless it is null.
+# Keys by which transformers' shared code, not the family's, changes the computation or its sources, each with
+# its effect unless it is null.
 FOREIGN_KEYS = {
     "attribute_map": "gives keys other names",
     "configuration_files": "names other configuration files",
@@ -103,8 +103,8 @@ class DecoderKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window(self) -> int | None:
-        """Returns how many tokens layers of type "sliding_attention" attend to; None: there are no such
-        layers."""
+        """Returns the number of tokens that layers of type "sliding_attention" attend to; None: there are no
+        such layers."""
         return None
 
     def default_layer_types(self) -> list[str]:
@@ -198,7 +198,7 @@ class ResolvedConfig:
 
 
 def resolve_config(content: Mapping[str, object], file: Path, classes: ConfigClasses) -> ResolvedConfig:
-    """content: the object that a config.json holds. file: the name that errors give it. Raises ModelError."""
+    """Resolves a config.json. content: its JSON object. file: its name in errors. Raises ModelError."""
     reader = _Reader(content, file)
     architecture = reader.architecture(classes)
     kind = classes[architecture]
@@ -276,7 +276,7 @@ class _Reader:
         return None if found is None else replace(found, dtype=self.dtype())
 
     def keys(self, kind: type[DecoderKeys]) -> DecoderKeys:
-        """Each key alone, so that the error can name it."""
+        """Converts each key by itself, so that an error can name it."""
         values: dict[str, object] = {}
         for field in msgspec.structs.fields(kind):
             name = field.encode_name  # a field may have the key of another family
@@ -361,7 +361,7 @@ class _Reader:
         return value
 
     def _rope(self, name: str, found: dict[str, object], theta_key: str, default_theta: float) -> Rope:
-        """theta inside goes before theta outside."""
+        """Returns the positions of one object. Its own theta overrides the one outside."""
         theta = found.get("rope_theta", self._content.get(theta_key, default_theta))
         if not isinstance(theta, int | float) or isinstance(theta, bool) or not 0 < theta <= MAX_ROPE_THETA:
             raise self._wrong(theta_key, theta, f"a positive number up to {MAX_ROPE_THETA:g}")
@@ -384,7 +384,7 @@ class _Reader:
         return Rope(rope_type, float(theta), others)
 
     def dtype(self) -> str | None:
-        """The newer spelling goes before the older."""
+        """Returns the dtype that config.json names. The newer spelling overrides the older one."""
         for key in ("dtype", "torch_dtype"):
             value = self._content.get(key)
             if value is not None:

@@ -18,8 +18,8 @@ DrafterSpec = Eagle3Spec | MtpSpec | ModelSpec
 
 
 def drafter_in(folder: Path) -> DrafterName:
-    """Returns which drafter the folder's config.json describes; what it does not tell, `read_drafter`
-    refuses. Raises ModelError for a file that cannot be read."""
+    """Returns the kind of drafter that the folder's config.json describes. An unknown one counts as EAGLE-3,
+    which `read_drafter` then refuses. Raises ModelError for a file that cannot be read."""
     content = read_json_object(folder / "config.json") or {}
     names = content.get("architectures")
     if names == [ARCHITECTURE]:

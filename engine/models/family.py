@@ -1,4 +1,4 @@
-"""Defines what a family of models states about itself, and what families of dense decoders have in common."""
+"""Defines what a family of models declares, and the common parts of families of dense decoders."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ DECODER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """The names of the experts' tensors, which a checkpoint stores packed, one for all experts of a layer, or
-    by expert.
+    """The names of the experts' tensors. A checkpoint stores one packed tensor for all experts of a layer, or
+    one for each expert.
 
-    parts: by the end of a packed tensor's name, the ends of the names of the tensors whose rows it has of
-    each expert, one after the other. {} stands for the index of an expert.
+    parts: by the end of a packed tensor's name, the ends of the names of an expert's tensors whose rows it
+    contains one after the other. {} stands for the index of an expert.
     """
 
     num_experts: int
@@ -86,10 +86,10 @@ class WeightNames:
     """The checkpoint's name of each parameter. {} stands for the index of a layer, in a path and in its name.
 
     Parts of a parameter that the engine keeps fused (query, key and value; gate and up) have paths of their
-    own: the model shows them as views. draft_head_prefix: what the names of all tensors of a draft head begin
-    with, if there is one. vision_prefixes: likewise of what sees images, which is not read. experts: of which
-    names stand for those of several tensors, where a checkpoint stores experts one by one. regrouped: by the
-    end of a name, the stored rows that it stands for.
+    own: the model shows them as views. draft_head_prefix: the beginning of the names of all tensors of a
+    draft head, if there is one. vision_prefixes: those of tensors for images, which are not read. experts:
+    the names of experts that a checkpoint may store one by one. regrouped: by the end of a name, the stored
+    rows that it stands for.
     """
 
     patterns: Mapping[str, str]
@@ -122,13 +122,14 @@ class Family:
 
 
 def decoder_names(spec: ModelSpec) -> WeightNames:
-    """The names that transformers gives to a dense decoder's tensors. Ships no draft head."""
+    """Returns transformers' names of a dense decoder's tensors, without a draft head."""
     return WeightNames(DECODER_NAMES)
 
 
 def decoder_spec(resolved: ResolvedConfig, make_layer: Callable[[str], LayerSpec]) -> ModelSpec:
-    """A decoder whose layers have attention, to all tokens or to a window. make_layer: makes the layer of a
-    type, which `attention_spec` takes. Raises ModelError for what no family of dense decoders computes."""
+    """Returns a decoder whose layers have attention, to all tokens or to a window. make_layer: makes the
+    layer of a type, which `attention_spec` takes. Raises ModelError for features that no family of dense
+    decoders computes."""
     makers = dict.fromkeys(ATTENTION_TYPES, make_layer)
     return layered_spec(resolved, makers, norm_spec(resolved))
 
@@ -136,8 +137,8 @@ def decoder_spec(resolved: ResolvedConfig, make_layer: Callable[[str], LayerSpec
 def layered_spec(
     resolved: ResolvedConfig, makers: Mapping[str, Callable[[str], LayerSpec]], norm: NormSpec
 ) -> ModelSpec:
-    """A decoder. makers: by the type of a layer, what makes it. Raises ModelError for what no family
-    computes."""
+    """Returns a decoder. makers: the functions that make layers, by their type. Raises ModelError for
+    features that no family computes."""
     keys, kinds = resolved.keys, dict.fromkeys(resolved.layer_types)
     if others := sorted(kinds.keys() - makers.keys()):
         raise resolved.error(f"layer_types has {others[0]!r}; supported are {' and '.join(makers)}")

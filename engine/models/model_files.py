@@ -17,7 +17,7 @@ MAX_TOKENIZER_BYTES = 512 << 20
 
 
 def is_folder(path: Path) -> bool:
-    """Raises ModelError where the system does not let us look."""
+    """Returns whether it is a folder. Raises ModelError if the system does not allow to look."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null byte in the name
@@ -27,8 +27,8 @@ def is_folder(path: Path) -> bool:
 
 
 def is_regular_file(path: Path, *, max_bytes: int | None = None) -> bool:
-    """False if there is no such file. Raises ModelError for everything else that is no file to be read: a
-    folder, a device, a pipe, a link that leads nowhere, and a file of more than max_bytes."""
+    """Returns False if there is no such file. Raises ModelError for everything else that cannot be read as a
+    file: a folder, a device, a pipe, a broken link, and a file of more than max_bytes."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +50,7 @@ def is_regular_file(path: Path, *, max_bytes: int | None = None) -> bool:
 
 
 def check_readable(path: Path) -> None:
-    """Raises ModelError for a file that cannot be opened, for libraries that would not say why."""
+    """Raises ModelError for a file that cannot be opened, since libraries would not say why."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -58,13 +58,13 @@ def check_readable(path: Path) -> None:
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str | None:
-    """The text of a UTF-8 file; None if there is no such file. Raises ModelError."""
+    """Returns the text of a UTF-8 file; None if there is no such file. Raises ModelError."""
     if not is_regular_file(path, max_bytes=max_bytes):
         return None
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
-        if len(content) > max_bytes:  # some file systems tell no sizes
+        if len(content) > max_bytes:  # some file systems report no sizes
             raise ModelError(f"{path} has more than {max_bytes:,} bytes; check that it is the right file")
         return content.decode("utf-8")
     except OSError as error:
@@ -74,8 +74,8 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str | None:
 
 
 def read_json_object(path: Path, *, wanted: str = "an object") -> dict[str, object] | None:
-    """A file that holds one JSON object; None if there is no such file. wanted: what errors call it. Raises
-    ModelError."""
+    """Returns the content of a file with one JSON object; None if there is no such file. wanted: the name of
+    the content in errors. Raises ModelError."""
     text = read_text(path)
     if text is None:
         return None
@@ -91,8 +91,8 @@ def read_json_object(path: Path, *, wanted: str = "an object") -> dict[str, obje
 
 
 def _check_characters(path: Path, content: object) -> None:
-    """JSON may escape half of a character. No tokenizer, template or answer could take it: it has no
-    UTF-8."""
+    """Raises ModelError for half of a character, which JSON may escape: it has no UTF-8, so that no
+    tokenizer, template or answer could use it."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

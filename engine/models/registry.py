@@ -1,4 +1,4 @@
-"""The families that are served, and the reading of a model folder's config.json as one of them."""
+"""Lists the supported families, and reads a model folder's config.json as one of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG_CLASSES: dict[str, ConfigClass] = {name: family.config_class for name, fa
 
 
 def read_model_spec(path: str | Path) -> ModelSpec:
-    """Reads `config.json` of a model folder. Raises ModelError for what is wrong and for what is not
+    """Reads `config.json` of a model folder. Raises ModelError for faults and for features that are not
     computed."""
     folder = Path(path)
     file = folder / "config.json"
@@ -49,7 +49,7 @@ def read_model_spec(path: str | Path) -> ModelSpec:
 
 
 def _with_legacy_quantization(folder: Path, content: dict[str, object]) -> dict[str, object]:
-    """ModelOpt once told of quantised weights in a file of its own."""
+    """Adds the quantisation that older versions of ModelOpt describe in a file of its own."""
     legacy = read_json_object(folder / LEGACY_QUANTIZATION)
     if legacy is None:
         return content

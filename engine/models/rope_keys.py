@@ -20,9 +20,9 @@ MAX_FACTOR = 1e6
 
 
 def rope_spec(resolved: ResolvedConfig, layer_type: str, *, default_share: float | None = None) -> RopeSpec:
-    """Raises ModelError for what is not computed. default_share: of each head's dimensions turn that part
-    where the configuration has no partial_rotary_factor; None: the family turns whole heads, whatever the
-    configuration says.
+    """Returns the positions of a type of layer. Raises ModelError for features that are not computed.
+    default_share: the share of each head's dimensions that is rotated if the configuration has no
+    partial_rotary_factor; None: the family rotates whole heads, whatever the configuration says.
     """
     rope = resolved.rope_of(layer_type)
     kind, parameters = rope.rope_type, rope.parameters
@@ -122,7 +122,8 @@ class _Parameters:
         )
 
     def _attention_factor(self, factor: float) -> float:
-        """The paper's, or the quotient of two where both mscale and mscale_all_dim are given (DeepSeek)."""
+        """Returns the factor of the paper, or the quotient of two if both mscale and mscale_all_dim are given
+        (DeepSeek)."""
         first = self.number("mscale", least=0.0, default=0.0)
         second = self.number("mscale_all_dim", least=0.0, default=0.0)
         if first and second:

@@ -1,4 +1,4 @@
-"""Describes a model by plain values: the families return them, the layers are built from them.
+"""Describes a model by plain values: families return them, and layers are built from them.
 
 Imports no torch: the API process reads them, too.
 """
@@ -91,7 +91,7 @@ class AttentionSpec:
 
     @property
     def gqa_group_size(self) -> int:
-        """The heads of queries that share a head of keys and values."""
+        """Returns the number of query heads that share a head of keys and values."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -113,7 +113,7 @@ class DeltaNetSpec:
 
     @property
     def num_channels(self) -> int:
-        """The channels of the convolution: all queries, keys and values of a token."""
+        """Returns the number of channels of the convolution: all queries, keys and values of a token."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
@@ -128,12 +128,12 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """A mixture of experts: gated feed-forwards, of which each token meets the top_k with the highest scores.
+    """A mixture of experts: gated feed-forwards, of which each token uses the top_k with the highest scores.
 
     A token's scores are the softmax over all num_experts logits of a router, and its result is the sum of its
-    experts' results times their scores. intermediate_size: of each expert. normalises: a token's top_k scores
-    are divided by their sum. has_shared_expert: each token meets one expert more, whose result is multiplied
-    by the sigmoid of a logit of its own.
+    experts' results times their scores. intermediate_size: the size of each expert. normalises: a token's
+    top_k scores are divided by their sum. has_shared_expert: each token uses one more expert, whose result is
+    multiplied by the sigmoid of a logit of its own.
     """
 
     num_experts: int
@@ -146,8 +146,8 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """post_mixer_norm, post_feed_forward_norm: of what the one or the other adds to the residual stream, if
-    there are any."""
+    """A decoder layer. post_mixer_norm, post_feed_forward_norm: the norms of the results of mixer and
+    feed-forward before they are added to the residual stream, if there are any."""
 
     mixer: AttentionSpec | DeltaNetSpec
     feed_forward: DenseSpec | ExpertsSpec
@@ -160,11 +160,11 @@ class MtpSpec:
     """Multi-token prediction layers: each is an input projection of two normed vectors, a decoder layer and a
     norm.
 
-    Layer k > 0 reads the carry of layer k - 1 and predicts one token further, the only way that is computed;
-    drafts beyond the layers repeat the last one on its own carry. first: which of the two comes first in the
-    projection's input. reads: the target's hidden state before or after its final norm. carries: what the
-    next draft reads, the decoder layer's output before or after the norm. draft_vocab_size: of an output
-    layer of its own, over some of the target's tokens; None: the target's output layer is used.
+    Layer k > 0 reads the carry of layer k - 1 and predicts one token further; further drafts repeat the last
+    layer on its own carry. first: which of the two vectors comes first in the projection's input. reads: the
+    target's hidden state before or after its final norm. carries: the input of the next draft, which is the
+    decoder layer's output before or after the norm. draft_vocab_size: the size of an output layer of its own,
+    over some of the target's tokens; None: the target's output layer is used.
     """
 
     num_layers: int
@@ -181,9 +181,9 @@ class ModelSpec:
     added. embedding_scale: the factor of embedded tokens, rounded to the weights' dtype. logit_soft_cap:
     logits are cap * tanh(logit / cap); 0: they are as they are.
 
-    draft_head: the layers that config.json announces; whether the checkpoint has them, its tensors say.
-    quantization: how weights are stored, None if as they are. named_dtype: of weights, as config.json has
-    it.
+    draft_head: the layers that config.json announces; only its tensors say whether the checkpoint has them.
+    quantization: the format of stored weights, None if they are not quantised. named_dtype: the dtype of
+    weights that config.json names.
     """
 
     architecture: str
@@ -202,19 +202,19 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """The attention of each layer that has one, that of the draft head's layers last."""
+        """Returns the attention of each layer that has one, and then that of the draft head's layers."""
         layers = self.layers if self.draft_head is None else (*self.layers, self.draft_head.layer)
         return tuple(layer.mixer for layer in layers if isinstance(layer.mixer, AttentionSpec))
 
     @property
     def prompt_grid(self) -> int | None:
-        """The positions at whose multiples prompts are cut, because recurrent layers compute them in pieces
-        of this length; None: prompts may be cut anywhere."""
+        """Returns the length of the pieces in which recurrent layers compute prompts, which are cut at its
+        multiples; None: prompts may be cut anywhere."""
         is_recurrent = any(isinstance(layer.mixer, DeltaNetSpec) for layer in self.layers)
         return DELTA_NET_GRID if is_recurrent else None
 
     def check_computed(self) -> None:
-        """Raises ModelError for what the layers do not compute."""
+        """Raises ModelError for features that the layers do not compute."""
         for attention in self.attentions:
             if attention.sliding_window is not None and attention.sliding_window < 1:
                 raise ModelError(

@@ -1,7 +1,6 @@
 """The engine's configuration: built once by the CLI, sent as the first frame, never changed.
 
-Knows nothing of what is measured later (number of blocks, memory in use): that belongs to the code that
-measures it.
+Values that are measured later, such as the number of blocks, belong to the code that measures them.
 """
 
 from __future__ import annotations
@@ -44,29 +43,28 @@ FULL = Quantize()
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that the engine process needs to start.
 
-    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt
-    tokens computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a
-    policy chooses how many each round has. mixed_above_tokens: prompts share the forward pass of a round
-    of more tokens; None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first
-    of each HTTP request; None: no limit but max_running. max_waiting: HTTP requests that may wait.
-    load_format: "dummy" draws the weights at random instead of reading them, for measurements. drafter:
-    what makes drafts; auto is the draft head where the model has one, else nothing. drafter_path: the
-    folder of a drafter, which drafts instead; drafter is then auto, or what the folder holds. drafter_taps:
-    the target's layers that an EAGLE-3 head reads as the stream enters them; None: as its config.json says.
-    require_speculation: refuses to start where nothing drafts, or where the head fails its check.
-    synthetic_acceptance: how often the draft at each position is taken, whatever the model picks there,
-    for measurements. relaxed_thinking: LOSSY: while a request reasons, drafts are taken, too, if fewer
-    than this number of tokens are more probable and the most probable one is so by this probability at
-    most; None: drafts change no text. audit_rate: the share of the finished requests that is computed
-    again without drafts, 0 to 1. draft_lm_head: the weights by which drafts are picked; draft_layers:
-    weights and inputs of those of the draft layers' products that follow a norm. The target's are as they
-    are stored, or as quantize says: how linear weights are quantised as they are read. expanded_weights:
-    keeps expanded copies of quantised ones on a GPU, by which many rows multiply. cpu_weights: the
-    form in which a CPU multiplies by them, without effect on a GPU; int8 and int4 give other texts.
-    deterministic: refuses to start where a row's text could depend on how many are computed with it, on the
-    depth, or on how its prompt was cut. fast_math: lets it depend on these on a GPU. tensor_parallel_size:
-    the processes, ranks, that compute the model together; threads and kv_cache_memory_bytes are those of
-    each. log_level, log_format: of this process.
+    Lengths are in tokens. `None` means: decided from the model or the machine. prefill_chunk: prompt tokens
+    computed in a step (see PrefillPolicy). depth: the most drafts of a round; chooses_depth: a policy chooses
+    the depth of each round. mixed_above_tokens: prompts share the forward pass of rounds with more tokens
+    than this; None: of no round on a CPU. max_extra_rows: requests that run at once beyond the first of each
+    HTTP request; None: no limit but max_running. max_waiting: HTTP requests that may wait. load_format:
+    "dummy" draws the weights at random instead of reading them, for measurements. drafter: the drafter; auto
+    is the draft head if the model has one, else there is none. drafter_path: the folder of a drafter that is
+    used instead; drafter is then auto, or the kind of the folder. drafter_taps: the target's layers at whose
+    input an EAGLE-3 head reads the stream; None: those of its config.json. require_speculation: refuses to
+    start if nothing drafts, or if the head fails its check. synthetic_acceptance: the rate at which the draft
+    at each position is accepted, whatever the model says, for measurements. relaxed_thinking: LOSSY: while a
+    request reasons, a draft is also accepted if fewer than this number of tokens are more probable, and the
+    most probable one by this probability at most; None: drafts change no text. audit_rate: the share of the
+    finished requests that is recomputed without drafts, 0 to 1. draft_lm_head: the format of the output layer
+    of drafts; draft_layers: the format of weights and inputs in the draft layers' products that follow a
+    norm. quantize: the format to which the target's linear weights are quantised as they are read.
+    expanded_weights: keeps expanded copies of quantised weights on a GPU, by which many rows multiply.
+    cpu_weights: the format by which a CPU multiplies, without effect on a GPU; int8 and int4 give other
+    texts. deterministic: refuses to start where a row's text could depend on the other rows, on the depth, or
+    on how its prompt was cut. fast_math: lets it depend on these on a GPU. tensor_parallel_size: the number
+    of processes (ranks) that compute the model together; threads and kv_cache_memory_bytes hold for each of
+    them. log_level, log_format: those of this process.
     """
 
     model_path: str
@@ -142,17 +140,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_rows(self) -> int:
-        """Requests that can run at once: max_running; the smaller default while nobody has decided."""
+        """Returns the number of requests that can run at once: max_running, or the smaller default before it
+        is resolved."""
         return self.max_running or CPU_MAX_RUNNING
 
 
 def max_threads() -> int:
-    """Threads beyond the cores only wait for each other, thousands of them for minutes."""
+    """Returns the most threads. Threads beyond the cores only wait for each other, thousands of them for
+    minutes."""
     return max(LEAST_MAX_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1))
 
 
 def _check_rates(rates: tuple[float, ...], depth: int, flag: str) -> None:
-    """flag: sets the depth."""
+    """flag: the flag that sets the depth."""
     falls = all(0 <= later <= earlier <= 1 for earlier, later in pairwise((1.0, *rates)))
     shown = ",".join(f"{rate:g}" for rate in rates)
     _require(falls, "synthetic_acceptance", shown, "numbers from 1 to 0 that do not rise")

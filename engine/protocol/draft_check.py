@@ -1,5 +1,4 @@
-"""The result of the self-check by which an engine tries, while it starts, whether its drafter drafts what the
-model says."""
+"""The result of the check of a starting engine whether its drafter agrees with the model."""
 
 from __future__ import annotations
 
@@ -7,18 +6,16 @@ from typing import Literal
 
 import msgspec
 
-# none: nothing is to be checked. missing: config.json announces a head, the weights have none that can be
-# used. passed, failed: the drafter was tried. not_checked: it was tried, and what came did not suffice to
-# tell.
+# none: nothing is to be checked. missing: config.json announces a head, and the weights have none that can be
+# used. passed, failed: the drafter was checked. not_checked: the check had too little evidence.
 DraftCheckState = Literal["none", "missing", "passed", "failed", "not_checked"]
 
 
 class DraftCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """acceptance: by position, the share of the drafts of greedy texts that were accepted; None where there
-    were none. chance: the acceptance at position 1 of a drafter that knows nothing of the text, at most; None
-    where that is unknown. num_sure, num_sure_accepted: first drafts where the model itself was all but sure
-    of the token, and how many of them were accepted. reason: why the state is not passed, with the likely
-    cause.
+    """acceptance: the share of accepted drafts in greedy texts by position; None where there were none.
+    chance: the most acceptance at position 1 of a drafter that does not see the text; None where it is
+    unknown. num_sure, num_sure_accepted: the number of first drafts where the model was almost sure of the
+    token, and of the accepted ones among them. reason: why the state is not passed, with the likely cause.
     """
 
     state: DraftCheckState = "none"

@@ -1,5 +1,5 @@
-"""The drafters that an engine can have, as far as others plan by them and tell of them; what they compute is
-in `speculation`."""
+"""The names and traits of drafters, for planning and messages. The drafters themselves are in
+`speculation`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from headway.engine.protocol.errors import ConfigError
 
-# The first tokens of a prediction that n-gram lookup searches; the others are not looked at.
+# N-gram lookup searches this many first tokens of a prediction.
 MAX_PREDICTION = 1 << 14
 # The names of drafters. In a running engine auto has been resolved to one of the others.
 DrafterName = Literal[
@@ -28,8 +28,8 @@ NAMED_DRAFTERS: tuple[DrafterName, ...] = ("auto", "mtp", "ngram", "none")
 
 
 def wanted_drafter(given: str) -> tuple[DrafterName, str | None]:
-    """Returns the drafter that --drafter names, and where one is that it names no other way: a folder or
-    ORG/NAME, whose name is then auto. Raises ConfigError where n-gram lookup is to join nothing."""
+    """Returns the drafter that --drafter names, and its folder or ORG/NAME if it is given by one; the name is
+    then auto. Raises ConfigError if n-gram lookup would join no drafter."""
     for name in (*NAMED_DRAFTERS, JOINED["auto"], JOINED["mtp"]):
         if given == name:
             return name, None
@@ -50,11 +50,11 @@ def without_ngrams(name: DrafterName) -> DrafterName:
 
 @dataclass(frozen=True, slots=True)
 class DrafterTraits:
-    """by: how a start says what drafts. has_drafts: whether it ever does. leaves_pending: it sees the tokens
-    of a round when the next one drafts, so that rounds without drafts leave some pending, with which it has
-    to catch up, and what it keeps of a block is final later than the target's part. has_weights: those may be
-    wrong. reads_head: they are those of the model's draft head. searches_predictions: it drafts from what an
-    output is predicted to be.
+    """by: names the drafter in the log of a start. has_drafts: whether it ever drafts. leaves_pending: it
+    processes the tokens of a round when the next one drafts. So rounds without drafts leave some pending,
+    with which it has to catch up, and its state of a block is final later than the target's. has_weights: it
+    has weights, which may be wrong. reads_head: its weights are the model's own draft head.
+    searches_predictions: it drafts from predicted outputs.
     """
 
     by: str

@@ -45,7 +45,7 @@ class QueueFullError(RequestError):
 
 
 class LogitsError(HeadwayError):
-    """The model gave logits that are no numbers, so that no token can be picked."""
+    """The model gave logits that are no numbers, so that no token can be sampled."""
 
 
 class EngineDeadError(HeadwayError):
@@ -53,5 +53,5 @@ class EngineDeadError(HeadwayError):
 
 
 def describe_fault(error: Exception) -> str:
-    """A fault of our own that ended one request, in words for its sender."""
+    """Describes a fault of our own that ended one request, for its sender."""
     return f"the engine failed on this request ({type(error).__name__}: {error}); others are not affected"

@@ -13,8 +13,8 @@ HeadState = Literal["found", "incomplete", "missing", "none", "unknown"]
 
 
 class InspectionRequest(msgspec.Struct, frozen=True):
-    """gpu_memory_bytes: of a GPU that is not here; None: the device that the configuration selects on this
-    machine."""
+    """The question. gpu_memory_bytes: the memory of a GPU that this machine lacks; None: the device that the
+    configuration selects here is meant."""
 
     config: EngineConfig
     gpu_memory_bytes: int | None = None
@@ -51,10 +51,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 class HeadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The draft head of a checkpoint.
 
-    state: of one that config.json does not announce "none"; "unknown" where the tensors cannot be read, or
-    belong to an architecture that is not supported. num_layers: that config.json announces. prefixes: what
-    the names of the stored tensors begin with. num_parameters: of the head that is announced. is_loaded:
-    whether the configuration loads it. reason: why it is not there or not loaded.
+    state: "none" if config.json does not announce one; "unknown" if the tensors cannot be read, or belong to
+    an architecture that is not supported. num_layers: the number that config.json announces. prefixes: the
+    beginnings of the names of the stored tensors. num_parameters: the number of the announced head.
+    is_loaded: whether the configuration loads it. reason: why it is not there or not loaded.
     """
 
     state: HeadState
@@ -68,9 +68,9 @@ class HeadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """available_bytes: of memory that can be taken now, or that a GPU named by its memory has. name: None for
-    such a GPU and for a CPU. read_bytes_a_second: the memory's nominal bandwidth, None where it is not
-    known."""
+    """available_bytes: the memory that can be allocated now, or that of a GPU named by its memory. name: None
+    for such a GPU and for a CPU. read_bytes_a_second: the memory's nominal bandwidth, None if it is
+    unknown."""
 
     kind: str
     available_bytes: int
@@ -79,15 +79,15 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the device, in the order in which they are taken.
+    """Bytes on the device, in the order in which they are allocated.
 
-    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace.
-    expanded_bytes: copies of quantised weights that --expanded-weights keeps. rotary_bytes: the
-    table of positions. rows_bytes: of all requests that can run at once, whatever their length;
-    steps_bytes: estimated, what is kept on a GPU for steps and captured graphs; row_state_bytes: of one
-    request's recurrent state, beside them. token_bytes: of one token of context over
-    all layers, the drafter's included. request_bytes: of one request of max_model_len tokens.
-    num_full_requests: of such requests that fit at once; None where not one does.
+    draft_weights_bytes: copies of weights in the formats of drafts, less what they replace. expanded_bytes:
+    copies of quantised weights that --expanded-weights keeps. rotary_bytes: the rotary tables. rows_bytes:
+    the tables of all requests that can run at once, whatever their length; steps_bytes: the estimated memory
+    of steps and captured graphs on a GPU; row_state_bytes: the recurrent state of one request, besides these.
+    token_bytes: one token of context over all layers, the drafter's included. request_bytes: one request of
+    max_model_len tokens. num_full_requests: the number of such requests that fit at once; None if not one
+    does.
     """
 
     dtype: str
@@ -117,11 +117,11 @@ class FloorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """problem: why an engine of this configuration would not start, in its own words; None for one that
-    would. engine: what a started one would report of itself. num_parameters: of the model that is served.
-    num_active_parameters: the weights among them that multiply a token, of experts those that it meets.
-    num_expanded: quantised weights that are served in the dtype of config.json.
-    warnings: what a start would log.
+    """problem: the error with which an engine of this configuration would not start; None if it would.
+    engine: the facts that a started one would report. num_parameters: the number of the served model.
+    num_active_parameters: the weights among them that multiply a token, with only the experts that it uses.
+    num_expanded: quantised weights that are served in the dtype of config.json. warnings: what a start would
+    log.
 
     Parts that cannot be told are None or empty.
     """

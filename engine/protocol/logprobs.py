@@ -1,4 +1,4 @@
-"""Log-probabilities of picked or given tokens, as they cross to the API process: flat arrays, no tensors.
+"""Log-probabilities of sampled or given tokens, as they are sent to the API process: flat arrays, no tensors.
 
 They are those of the raw logits: before penalties, bias, masks and temperature.
 """
@@ -38,7 +38,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Concatenates the parts; empty without any."""
+    """Concatenates the parts. Without any the result is empty."""
     if len(parts) == 1:
         return parts[0]
     return TokenLogprobs(
@@ -51,9 +51,10 @@ def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
 
 
 def unpack(rows: Sequence[Sequence[float]], num_top: int) -> TokenLogprobs:
-    """One row a token: its log-probability, its rank, ids of the top tokens, their log-probabilities.
+    """Unpacks rows of one token each: its log-probability, its rank, the ids of the top tokens and their
+    log-probabilities.
 
-    A row may hold more top tokens than are asked for, or fewer if the vocabulary is smaller.
+    A row may hold more top tokens than are wanted, or fewer if the vocabulary is smaller.
     """
     width = (len(rows[0]) - 2) // 2 if rows else num_top
     num_top = min(num_top, width)

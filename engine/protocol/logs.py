@@ -43,7 +43,7 @@ def configure_logging(level: str, log_format: LogFormat) -> None:
 
 @contextmanager
 def log_seconds(what: str) -> Iterator[None]:
-    """Logs at debug how long it took."""
+    """Logs at debug level how long the block took."""
     began = time.monotonic()
     yield
     logger.debug("%s took %.2f s", what, time.monotonic() - began)
@@ -64,7 +64,8 @@ class _Warnings(logging.Handler):
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Yields a list that gets what Headway's modules warn of meanwhile, instead of showing it."""
+    """Yields a list that collects the warnings of Headway's modules within the block instead of showing
+    them."""
     logger, handler = logging.getLogger("headway"), _Warnings()
     before = logger.propagate
     logger.addHandler(handler)

@@ -19,7 +19,7 @@ from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway.engine.protocol.stats import EngineStats
 
 Phase = Literal["load", "capture", "serve"]
-# Has the number of the process that starts the engine.
+# The environment variable with the id of the process that starts the engine.
 PARENT_VARIABLE = "HEADWAY_ENGINE_PARENT"
 
 # --- to the engine ---------------------------------------------------------------------------------
@@ -37,12 +37,12 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """A new request: ids in. request_id is the sender's choice, unique within the engine's life.
 
     max_draft_tokens: the request's own depth cap; None for none, 0 turns speculation off. priority: lower is
-    served first, equals in the order of their coming. group_id: the same for all choices of one HTTP request,
+    served first, equal ones in the order of arrival. group_id: the same for all choices of one HTTP request,
     which together take turns with other HTTP requests; no other group's requests may have it as their id.
-    prediction_token_ids: what the output probably is; the n-gram drafter searches it.
-    grammar: what the output may be; None for any text. label: the request's name in logs; empty: its id.
-    output_token_ids: of a request that an earlier life of the engine had taken in, the tokens that it has got
-    since; the output goes on after them, and they count towards max_tokens. None: it is new.
+    prediction_token_ids: the predicted output, which the n-gram drafter searches. grammar: the grammar of the
+    output; None for any text. label: the request's name in logs; empty: its id. output_token_ids: the tokens
+    so far of a request that an earlier engine process had accepted; the output continues after them, and they
+    count towards max_tokens. None: the request is new.
     """
 
     request_id: int
@@ -63,7 +63,8 @@ class Submit(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Abort(msgspec.Struct, tag=True, frozen=True):
     """Ends a request at any state; no event follows. Unknown ids are ignored (it may just have finished).
 
-    reason: what it counts under: STOP when a stop string completed its text, ABORT when nobody waits for it.
+    reason: the reason that is counted: STOP when a stop string completed its text, ABORT when its client has
+    gone.
     """
 
     request_id: int
@@ -71,37 +72,38 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pause(msgspec.Struct, tag=True, frozen=True):
-    """Launches no step from now on: what runs keeps its row and blocks, what comes waits."""
+    """Launches no step from now on. Running requests keep their rows and blocks, new ones wait."""
 
 
 class Resume(msgspec.Struct, tag=True, frozen=True):
-    """Steps are launched again."""
+    """Launches steps again."""
 
 
 class SetDepth(msgspec.Struct, tag=True, frozen=True):
-    """Each step planned from now on drafts at most this number of tokens a row, 0 to the depth of the
+    """Limits the drafts of a row in each step planned from now on to this number, 0 to the depth of the
     configuration. It holds for running requests, too. Where the depth is fixed, rounds draft this number."""
 
     depth: int
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
-    """The engine leaves after the step in flight; requests that still run are dropped."""
+    """Ends the engine after the step in flight. Running requests are dropped."""
 
 
 # --- from the engine -------------------------------------------------------------------------------
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that the engine established while starting. Sizes in bytes, lengths in tokens.
+    """The facts that the engine established while starting. Sizes are in bytes, lengths in tokens.
 
-    depth: the most drafts of a round; chooses_depth: a policy chooses how many each has. has_dummy_weights,
-    synthetic_acceptance: as the configuration says; with either the text means nothing. relaxed_thinking:
-    likewise, None unless the server is LOSSY. is_deterministic: a text depends on no other request.
-    drafter, draft_lm_head, draft_layers: what was taken for auto; drafter is "none" exactly where depth is
-    0. has_draft_head: the draft head is loaded. weights_bytes: all in that dtype, whatever drafts and
-    cpu_weights take. num_ranks: the processes that compute the model; sizes are those of all of them.
-    draft_check: how the head's drafts were found; with the state failed rounds have no drafts.
+    depth: the most drafts of a round; chooses_depth: a policy chooses the depth of each round.
+    has_dummy_weights, synthetic_acceptance: as in the configuration; with either the text means nothing.
+    relaxed_thinking: as in the configuration, None unless the server is LOSSY. is_deterministic: a text does
+    not depend on other requests. drafter, draft_lm_head, draft_layers: the resolved values of auto; drafter
+    is "none" exactly if depth is 0. has_draft_head: the draft head is loaded. weights_bytes: the size of all
+    weights in dtype, whatever the formats of drafts and cpu_weights. num_ranks: the number of processes that
+    compute the model; sizes are those of all of them. draft_check: the result of the check of the drafts; if
+    it failed, rounds have no drafts.
     """
 
     architecture: str
@@ -131,7 +133,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loss(self) -> str | None:
-        """Returns for people what makes the server LOSSY; None: drafts change no text."""
+        """Returns a description of what makes the server LOSSY; None: drafts change no text."""
         if self.relaxed_thinking is None:
             return None
         top_k, max_gap = self.relaxed_thinking
@@ -157,15 +159,15 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
     """The output that one step added to one request.
 
     token_ids: new tokens, the stop token included when finish_reason is STOP through a token. num_drafted,
-    num_accepted: drafts that were valid in this step, and how many of token_ids they gave: those from place
+    num_accepted: the number of valid drafts of this step, and of those that are among token_ids, from index
     draft_start on (1 after the token of a prefill that ended in the same step, else 0). error: set with
-    FinishReason.ERROR; error_param: the field of the request that it is about, if one is. logprobs: of
-    token_ids, if the request asked for them. prompt_logprobs: of the prompt's tokens but the first, if the
-    request asked for them; they come with its first event, as do queue_seconds, the time from its arrival to
-    its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
-    round_seconds: how long the device worked on the round, and what the drafter usually takes if it had to
-    catch up before; undrafted_seconds: how long the device would have worked on the rounds without drafts
-    that give the same tokens. Both are 0 where nothing is known of that.
+    FinishReason.ERROR; error_param: the field of the request that is at fault, if one is. logprobs: those of
+    token_ids, if the request asked for them. prompt_logprobs: those of the prompt's tokens except the first,
+    if the request asked for them; they come with its first event, as do queue_seconds, the time from its
+    arrival to its first admission, and num_cached, the prompt tokens that it then found in the prefix cache.
+    round_seconds: the device time of the round, and the usual time of the drafter to catch up if it had to;
+    undrafted_seconds: the estimated device time of rounds without drafts for the same tokens. Both are 0 if
+    they are unknown.
     """
 
     request_id: int
@@ -186,19 +188,20 @@ class TokenEvent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RoundOutput(msgspec.Struct, tag=True, frozen=True):
-    """One message for each step that added anything."""
+    """The events of one step. There is one message for each step that had any."""
 
     events: list[TokenEvent]
 
 
 class StatsSnapshot(msgspec.Struct, tag=True, frozen=True):
-    """Sent at most every 100 ms while busy, and at once when the engine becomes idle."""
+    """The counters of the engine, sent at most every 100 ms while it is busy, and at once when it becomes
+    idle."""
 
     stats: EngineStats
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):
-    """The engine cannot go on and leaves. kind: the name of the error's class in errors.py, or "crash"."""
+    """The engine cannot continue and ends. kind: the name of the error's class in errors.py, or "crash"."""
 
     kind: str
     message: str
@@ -209,15 +212,15 @@ FromEngine = Heartbeat | Ready | RoundOutput | StatsSnapshot | Failure
 
 
 class Mailbox:
-    """The engine's end of the socket. Used by one thread only.
+    """The engine's end of the socket, for one thread only.
 
-    Mutable: owns its zmq context, which is closed by `close` so that no frame is lost.
+    Mutable: owns its zmq context, which `close` closes so that no frame is lost.
     """
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)  # to send must never wait for an API process that is gone
+        self._socket.set_hwm(0)  # sending must never wait for an API process that is gone
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
@@ -226,7 +229,7 @@ class Mailbox:
         self._socket.send(self._encoder.encode(message))
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
-        """Returns all frames that wait; if there are none, waits up to the timeout for the first."""
+        """Returns all queued messages; if there are none, waits up to the timeout for the first."""
         messages: list[ToEngine] = []
         if timeout_seconds > 0:
             self._socket.poll(int(timeout_seconds * 1000))

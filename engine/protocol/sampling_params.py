@@ -1,5 +1,5 @@
-"""Defines how the next token of a request is sampled, and why a request ended: values that cross the process
-border."""
+"""Values that cross the process border: how the next token of a request is sampled, and why a request
+ended."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):
-    """Token number num_tokens of the output, counted from 0, is end_id, unless the output has end_id before
-    it.
+    """Token number num_tokens of the output, counted from 0, is forced to end_id, unless the output has
+    end_id before it.
 
-    start_id: the output must have it before, too: reasoning that the model did not open is not closed. None:
-    the prompt opened it.
+    start_id: the output must also have this token before, since reasoning that the model did not open is not
+    closed; None: the prompt opened it.
     """
 
     num_tokens: int
@@ -22,8 +22,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
 
 
 class RelaxedThinking(msgspec.Struct, frozen=True):
-    """The output reasons until it has end_id. start_id: only if that is its first token; None: the prompt
-    opened the reasoning."""
+    """The output is reasoning until it has end_id. start_id: only if this is its first token; None: the
+    prompt opened the reasoning."""
 
     end_id: int
     start_id: int | None = None
@@ -34,16 +34,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     off by default.
 
     repetition_penalty: logits of tokens in prompt or output are divided by it if positive, else multiplied.
-    frequency_penalty, presence_penalty: taken off for each time, or once, that the output has the token.
-    bad_words_token_ids: the last id of each is masked where the tokens before it are the others.
-    min_tokens: the request's stop_token_ids are masked until the output has min_tokens tokens.
-    thinking_budget: where the model's reasoning is closed, whatever else is masked there; None: nowhere.
-    relaxed_thinking: where drafts may be accepted by the rule of the configuration, which is LOSSY, if it has
-    one and nothing adjusts or masks the logits; None: nowhere.
-    temperature: 0 is greedy.
-    seed: 64 bits; with the absolute position and the vocabulary id it keys the noise.
-    num_logprobs: the most probable tokens that come with each token's own log-probability, which is that
-    of the raw logits; None for no log-probabilities at all. num_prompt_logprobs: the same for the prompt.
+    frequency_penalty, presence_penalty: subtracted for each occurrence of the token in the output, or once.
+    bad_words_token_ids: the last id of each sequence is masked after its other tokens. min_tokens: the
+    request's stop_token_ids are masked until the output has min_tokens tokens. thinking_budget: the position
+    at which the model's reasoning is closed, whatever else is masked there; None: it is not closed.
+    relaxed_thinking: the reasoning in which drafts may be accepted by the LOSSY rule of the configuration, if
+    it has one and nothing adjusts or masks the logits; None: there is none. temperature: 0 is greedy. seed:
+    64 bits; with the absolute position and the vocabulary id it keys the noise. num_logprobs: the number of
+    most probable tokens that are returned with each token's own log-probability, all of the raw logits; None
+    for no log-probabilities at all. num_prompt_logprobs: the same for the prompt.
     """
 
     repetition_penalty: float = 1.0
@@ -75,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinishReason(enum.StrEnum):
-    STOP = "stop"  # one of stop_token_ids was picked; it is the last token of the output
+    STOP = "stop"  # one of stop_token_ids was sampled; it is the last token of the output
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"

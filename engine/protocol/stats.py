@@ -16,9 +16,9 @@ import msgspec
 class StageSeconds:
     """The time that the device worked on the parts of a step, by its own clock.
 
-    mask: no work, but the wait for masks of grammars that were not filled in time. bookkeeping: sampling,
-    verification, rewind and what follows. prefill: the first tokens' sampling included. Prompts of a mixed
-    step count under target; what starts their rows counts nowhere.
+    mask: the wait for masks of grammars that were not filled in time. bookkeeping: sampling, verification,
+    rewind and what follows. prefill: includes the sampling of first tokens. Prompts of a mixed step count
+    under target; the start of their rows is not counted.
     """
 
     draft: float = 0.0
@@ -33,7 +33,7 @@ class StageSeconds:
 
     @property
     def round(self) -> float:
-        """The work on the round."""
+        """Returns the time of the work on the round."""
         return self.draft + self.target + self.bookkeeping
 
 
@@ -48,23 +48,22 @@ AuditOutcome = Literal["same", "different", "dropped"]
 class EngineStats(msgspec.Struct, kw_only=True):
     """One snapshot. Mutable: the scheduler is its only writer, the loop sends it.
 
-    A row-round counts once its tokens are read, with the tokens that stay in the output: what follows a stop
-    token, or comes for a request that has ended, is neither drafted, accepted nor emitted. So
+    A row-round counts once its tokens are read, with the tokens that stay in the output: tokens after a stop
+    token, or of a request that has ended, count neither as drafted nor as accepted nor as emitted. So
     num_generation_tokens = first tokens of prefills + sum of emitted * row_rounds_by_emitted_tokens[emitted].
-    num_drafts: row-rounds with at least one valid draft. num_kv_blocks_cached: blocks that nobody uses and
-    that still hold a prefix; they are not among the used ones. Per-position lists are indexed by draft
-    position - 1 and have max depth entries. A draft counts for position i only if it was valid there
-    (within the row's limit and depth cap). num_masked_rows: rows of steps whose next tokens a grammar
-    restricted. num_lossy_requests: requests whose drafts were to be accepted by the relaxed rule of the
-    configuration while they reason. num_nan_logits: requests that ended because their logits were NaN or
-    infinite. stage_seconds: how long the device worked, by its own clock; keys are STAGES. round_seconds:
-    of rounds whose time without drafts is known, with the drafter's catching up, as in TokenEvent;
-    undrafted_seconds: how long rounds without drafts would have worked on their tokens. kv_block_size:
-    tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the prefix cache.
-    num_step_tokens: prompt tokens that steps computed and tokens that they generated. num_steps_by_tokens:
-    how many steps had at most STEP_TOKEN_BOUNDS[i] of them and more than the bound before; the last entry
-    is of those above. audits_by_outcome: requests that were computed again (see `Auditor`), and those that
-    were dropped before.
+    num_drafts: row-rounds with at least one valid draft. num_kv_blocks_cached: unused blocks that still hold
+    a prefix. Per-position lists are indexed by draft position - 1 and have max depth entries. A draft counts
+    for position i only if it was valid there (within the row's limit and depth cap). num_masked_rows: rows of
+    steps whose next tokens a grammar restricted. num_lossy_requests: requests whose drafts were to be
+    accepted by the relaxed rule of the configuration while they reason. num_nan_logits: requests that ended
+    because their logits were NaN or infinite. stage_seconds: the device time by stage; keys are STAGES.
+    round_seconds: the device time of rounds whose time without drafts is known, including the drafter's
+    catching up, as in TokenEvent; undrafted_seconds: the estimated time of rounds without drafts for the same
+    tokens. kv_block_size: tokens. num_prefix_query_tokens: tokens of prompts that were looked up in the
+    prefix cache. num_step_tokens: prompt tokens that steps computed and tokens that they generated.
+    num_steps_by_tokens: the number of steps with at most STEP_TOKEN_BOUNDS[i] of them and more than the bound
+    before; the last entry counts those above. audits_by_outcome: requests that were recomputed (see
+    `Auditor`), and those that were dropped before.
     """
 
     # gauges
@@ -111,7 +110,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
         )
 
     def count_row_round(self, *, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """One row's share of one round; draft i counts as accepted iff i <= num_accepted."""
+        """Counts one row of one round; draft i counts as accepted iff i <= num_accepted."""
         self.num_drafts += num_drafted > 0
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted

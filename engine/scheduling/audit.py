@@ -1,9 +1,9 @@
-"""Computes a share of the finished requests again, without drafts and without cached prefixes, and compares
+"""Recomputes a share of the finished requests, without drafts and without cached prefixes, and compares
 tokens and log-probabilities.
 
-Audits use idle capacity only: they run while the scheduler has no request, and are taken back when one comes.
-What they have computed by then is kept as tokens. They count in no statistics of requests. Knows ids, no
-text.
+Audits use idle capacity only: they run while the scheduler has no request, and are withdrawn when one comes.
+The tokens that they have computed by then are kept. They are not counted in the statistics of requests. Knows
+ids, no text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from headway.engine.protocol.stats import AuditOutcome
 from headway.engine.scheduling.request import Request
 from headway.engine.scheduling.scheduler import Scheduler
 
-# Requests that wait to be audited; beyond, those that have waited longest are dropped.
+# The most requests that wait to be audited; beyond that the oldest ones are dropped.
 MAX_QUEUED = 64
-# Audits that run at once, and the share of the KV blocks that several may take, so that most cached prefixes
-# stay.
+# The most audits that run at once, and the share of the KV blocks that several may take, so that most cached
+# prefixes stay.
 MAX_RUNNING, BLOCK_SHARE = 8, 1 / 8
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A request that will be audited. logprobs: of its tokens so far, if it asked for them. Mutable: written
-    by the auditor."""
+    """A request that will be audited. logprobs: those of its tokens so far, if it asked for them. Mutable:
+    written by the auditor."""
 
     request: Request
     label: str
@@ -51,11 +51,11 @@ class _Watched:
 
 @dataclass(slots=True, eq=False)
 class _Audit:
-    """A request that is computed again. Mutable: written by the auditor.
+    """A request that is recomputed. Mutable: written by the auditor.
 
-    label: the request's name in logs. original: the request, which has ended. logprobs, prompt_logprobs: what
-    it got of these, None where it asked for none. guide: of the audit itself. got: the tokens that were
-    computed again so far, which are those of the request.
+    label: the request's name in logs. original: the request, which has ended. logprobs, prompt_logprobs:
+    those that it got, None where it asked for none. guide: the guide of the audit itself. got: the tokens
+    that were recomputed so far, which equal those of the request.
     """
 
     label: str
@@ -78,7 +78,7 @@ class _Audit:
         )
 
     def difference(self, event: TokenEvent) -> str | None:
-        """Returns what differs of the tokens that are computed again next."""
+        """Returns a description of what differs in the next recomputed tokens; None if nothing does."""
         start = len(self.got)
         for place, token_id in enumerate(event.token_ids, start):
             if self.original.output_token_ids[place : place + 1] != [token_id]:
@@ -91,7 +91,7 @@ class _Audit:
         return None
 
     def request(self, request_id: int) -> Request:
-        """Returns a request for the tokens that are missing, which goes on where the last one stopped."""
+        """Returns a request for the missing tokens, which continues where the last one stopped."""
         return Request(
             request_id=request_id,
             prompt_token_ids=self.original.prompt_token_ids,
@@ -106,13 +106,12 @@ class _Audit:
 
 
 class Auditor:
-    """Mutable: the loop tells it of the requests that it takes in, and shows it all events before they are
-    sent."""
+    """Mutable: the loop reports the requests that it adds, and shows it all events before they are sent."""
 
     def __init__(
         self, scheduler: Scheduler, rate: float, *, draw: Callable[[], float] = random.random
     ) -> None:
-        """rate: the share of the requests that is audited, 0 to 1. draw: returns numbers from [0, 1)."""
+        """rate: the share of audited requests, 0 to 1. draw: returns numbers from [0, 1)."""
         self._scheduler = scheduler
         self._rate = rate
         self._draw = draw
@@ -123,17 +122,17 @@ class Auditor:
 
     @property
     def num_open(self) -> int:
-        """Returns how many audits wait or run."""
+        """Returns the number of audits that wait or run."""
         return len(self._queue) + len(self._running)
 
     def watch(self, request: Request, label: str) -> None:
-        """Decides whether a request that the scheduler has taken in will be audited. label: its name in
+        """Decides whether a request that the scheduler has accepted will be audited. label: its name in
         logs."""
         if self._draw() < self._rate:
             self._watched[request.request_id] = _Watched(request, label)
 
     def end(self, request_id: int) -> None:
-        """Notes that the request has ended: the tokens that it has got by now are those that were sent."""
+        """Notes that the request has ended. Its tokens up to now are those that were sent."""
         watched = self._watched.pop(request_id, None)
         if watched is None or watched.request.finish_reason is FinishReason.ERROR:
             return
@@ -145,7 +144,7 @@ class Auditor:
             self._count("dropped")
 
     def start(self) -> None:
-        """Gives the scheduler audits if it has no request, else takes them back."""
+        """Gives the scheduler audits if it has no request, or else withdraws them."""
         if self._scheduler.num_requests:
             self.recall()
             return
@@ -160,15 +159,16 @@ class Auditor:
                 self._running[audit_id] = audit
 
     def recall(self) -> None:
-        """Takes the audits that run from the scheduler. What a step in flight adds to them is computed once
-        more."""
+        """Withdraws the running audits from the scheduler. Tokens of a step in flight are recomputed
+        later."""
         while self._running:
             audit_id, audit = self._running.popitem()
             self._scheduler.abort(audit_id)
             self._queue.appendleft(audit)
 
     def read(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Returns the events of requests; compares those of audits, and notes which requests have ended."""
+        """Returns the events of requests. It compares those of audits, and notes which requests have
+        ended."""
         if self._rate == 0 and not self.num_open:
             return events
         kept = []

@@ -21,7 +21,7 @@ MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 _MAX_INTEGER = (1 << 63) - 1
-# The tables of the device hold positions and counts: no number of tokens comes near this.
+# An upper limit of positions and counts in the device tables, far above any real number of tokens.
 _MAX_TOKENS = 1 << 40
 
 
@@ -33,7 +33,7 @@ class Limits:
     vocab_size: int
 
     def check(self, request: Request) -> None:
-        """Raises RequestError."""
+        """Raises RequestError for a request that cannot be served."""
         _check_prompt(request, self.max_model_len)
         self._check_ids("prompt", request.prompt_token_ids)
         stop = request.stop_token_ids
@@ -69,7 +69,8 @@ class Limits:
                 raise _refusal("logit_bias", f"is {bias} for token id {token_id}", limit)
 
     def _check_something_is_left(self, sampling: SamplingParams, stop: frozenset[int]) -> None:
-        """Counts whatever may be masked at some position as always masked: then one token is left at each."""
+        """Raises RequestError if no token might be left. Tokens that may be masked at some position count as
+        always masked, so that one is left at each."""
         masked = {words[-1] for words in sampling.bad_words_token_ids}
         masked |= stop if sampling.min_tokens > 0 else set()
         allowed = sampling.allowed_token_ids
@@ -88,7 +89,8 @@ class Limits:
 
 
 def _check_prompt(request: Request, max_model_len: int) -> None:
-    """A prompt may fill the context if one token is generated: that token never enters the KV cache."""
+    """Raises RequestError for a prompt of a wrong length. It may fill the context if one token is generated,
+    which never enters the KV cache."""
     length = len(request.prompt_token_ids)
     if length == 0:
         raise RequestError(
@@ -105,7 +107,7 @@ def _check_prompt(request: Request, max_model_len: int) -> None:
 
 
 def _check_numbers(sampling: SamplingParams) -> None:
-    """Comparisons are written so that NaN fails them."""
+    """Raises RequestError for numbers out of range. The comparisons are written so that NaN fails them."""
     _require(0 <= sampling.temperature < math.inf, "temperature", sampling.temperature, "0 or more")
     _require(0 <= sampling.top_k <= _MAX_INTEGER, "top_k", sampling.top_k, f"0 to {_MAX_INTEGER}")
     _require(0 < sampling.top_p <= 1, "top_p", sampling.top_p, "above 0 and at most 1")

@@ -1,8 +1,8 @@
 """Estimates how often the draft at each position is accepted, by class of requests and by request.
 
-A class is followed by all of its rows together: a draft counts at position i only where the draft before it
-was accepted, so that a round of depth k tells of the first k positions. A request is followed by how far it
-lies from its class.
+The rates of a class are estimated from all of its rows together: a draft counts at position i only if the
+draft before it was accepted, so that a round of depth k says something about the first k positions. A request
+is described by its distance from its class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OWN_SHARE = 1 / 16
 
 
 class Kind(NamedTuple):
-    """The class of a request: of requests of one class drafts are about equally often accepted."""
+    """The class of a request. Requests of one class have about the same acceptance."""
 
     temperature_class: int
     is_masked: bool
@@ -38,9 +38,10 @@ class Kind(NamedTuple):
 class Population:
     """The rows of one class. Mutable: `Acceptance` and the records of its rows are its only writers.
 
-    rates[i]: how often draft i + 1 is accepted if those before it were. accepted[k]: drafts that a row
-    accepts in a round of depth k, on average. num_rows[i]: rows that may have more than i drafts.
-    counts[k][n]: rows of the round that is being read that had k drafts and accepted n of them.
+    rates[i]: the rate at which draft i + 1 is accepted if those before it were. accepted[k]: the average
+    number of accepted drafts of a row in a round of depth k. num_rows[i]: the number of rows that may have
+    more than i drafts. counts[k][n]: the number of rows with k drafts, n of them accepted, in the round that
+    is being read.
     """
 
     def __init__(self, rates: list[float]) -> None:
@@ -56,8 +57,8 @@ class Population:
         self._compute_accepted()
 
     def end_round(self) -> None:
-        """Takes in what was counted. Positions that the round did not reach move as the last one that it
-        reached."""
+        """Updates the rates by the counts. Positions that the round did not reach shift like the last one
+        that it reached."""
         shift = 0.0
         for i, rate in enumerate(self.rates):
             known, lines = self._num_known[i], self.counts[i + 1 :]
@@ -78,15 +79,15 @@ class Population:
 
     @property
     def mean_advantage(self) -> float:
-        """Returns the mean of the rows; 0 of none. It need not be 0: each row is followed by itself, while
-        the class changes."""
+        """Returns the mean advantage of the rows, 0 without rows. It need not be 0, since each row is
+        estimated by itself while the class changes."""
         return self._total_advantage / self._num_joined if self._num_joined else 0.0
 
     def change_rows(self, cap: int, advantage: float, change: int) -> None:
-        """A row comes (1) or goes (-1): the class changes as the mean of its rows does.
+        """Adds (1) or removes (-1) a row, which changes the class as it changes the mean of its rows.
 
-        The first row of an empty class finds it as it was before its rows left one after the other, as far as
-        the drafts of those that stayed have not told of them since.
+        The first row of an empty class finds the rates from before its rows left one after the other, as far
+        as the drafts of the remaining rows have not updated them since.
         """
         if change > 0 and not self._num_joined:
             self._change_first_rate(math.exp(-self._log_departed))
@@ -109,12 +110,12 @@ class Population:
 
     @property
     def _mean_level(self) -> float:
-        """Returns the mean of the rows' acceptance over the class's; above 0, also where no draft is ever
-        accepted."""
+        """Returns the mean ratio of the rows' acceptance to that of the class. It is above 0, even if no
+        draft is ever accepted."""
         return max(1 + self.mean_advantage, _LEAST_RATE)
 
     def _change_first_rate(self, times: float) -> float:
-        """Returns the logarithm of what the rate was multiplied by."""
+        """Returns the logarithm of the factor by which the rate changed."""
         if not self.rates:
             return 0.0
         before = self.rates[0]
@@ -122,7 +123,7 @@ class Population:
         return math.log(self.rates[0] / before)
 
     def change_advantage(self, change: float) -> None:
-        """A row that takes part lies further from the class by that."""
+        """Adds a change of the advantage of a row that takes part in rounds."""
         self._total_advantage += change
 
     def _compute_accepted(self) -> None:
@@ -148,7 +149,7 @@ class Record:
         self.advantage = 0.0
 
     def join(self) -> None:
-        """The request takes part in rounds from now on."""
+        """Notes that the request takes part in rounds from now on."""
         assert not self._takes_part, "the request takes part already"
         self._takes_part = True
         if self._is_new:
@@ -157,7 +158,7 @@ class Record:
         self._population.change_rows(self._cap, self.advantage, 1)
 
     def leave(self) -> None:
-        """The request takes part in no more rounds, if it did in any."""
+        """Notes that the request takes part in no more rounds, if it did in any."""
         if self._takes_part:
             self._takes_part = False
             self._population.change_rows(self._cap, self.advantage, -1)
@@ -182,20 +183,19 @@ class Acceptance:
         self._populations: dict[Kind, Population] = {}
 
     def record(self, kind: Kind, cap: int) -> Record:
-        """Returns the record of a new request, of which nothing is known but its class. cap: the most drafts
-        that it may have."""
+        """Returns the record of a new request of this class. cap: the most drafts that it may have."""
         if kind not in self._populations:
             self._populations[kind] = Population(self._rates_of_all())
         return Record(self._populations[kind], min(cap, self._max_depth))
 
     def end_round(self) -> None:
-        """Takes in what the records noted of a round."""
+        """Updates the classes by the counts of a round."""
         for population in self._populations.values():
             if population.num_rows[0]:
                 population.end_round()
 
     def expected_accepted(self) -> list[float]:
-        """Returns the drafts that the rows that take part are expected to accept in a round, by its depth."""
+        """Returns the expected number of accepted drafts of all rows of a round, by its depth."""
         by_depth = [0.0] * (self._max_depth + 1)
         for population in self._populations.values():
             if population.num_rows[0]:
@@ -206,7 +206,7 @@ class Acceptance:
         return by_depth
 
     def _rates_of_all(self) -> list[float]:
-        """Returns the rates of a class that was not seen: the mean of those that were."""
+        """Returns the rates of an unseen class: the mean of the seen ones."""
         lines = [population.rates_of_new() for population in self._populations.values()]
         if not lines:
             return [_FIRST_RATE] * self._max_depth

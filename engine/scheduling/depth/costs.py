@@ -1,11 +1,11 @@
-"""Estimates how long a decode round takes: measured at the start for empty rows, then kept current by the
-rounds' own times.
+"""Estimates how long a decode round takes. It is measured at the start for empty rows, and then updated by
+the rounds' own times.
 
     seconds(rows, depth, context, prompts) =
         pace[rows] * (intercept[rows, depth] + context * slope[depth] + prompts * prompt_slope[depth])
 
-Slopes are seconds per token. A device that becomes slower does so at all depths, also at those that were not
-tried since. Knows numbers only.
+Slopes are seconds per token. A device that becomes slower does so at all depths, so that the pace also holds
+for depths that were not tried since. Knows numbers only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ _PACE_SHARE = 0.3
 _SHARED_WEIGHT = 0.01
 # Each draft raises the cost of a cached token by this share: 4 % on an H100 and on an H200 (7B model).
 _CONTEXT_SHARE_OF_DRAFT = 0.04
-# A round counts at most this many times its estimate: others may have held the device.
+# The time of a round is limited to this many times its estimate, since other processes may have used the
+# device.
 _MOST_TIMES = 2.0
 
 
 class RoundLoad(NamedTuple):
     """The work of a round besides its drafts.
 
-    num_rows: live rows. num_context_tokens: cached tokens of all of them. num_prompt_tokens: computed in the
-    same pass. is_usual: whether its time tells what other rounds take; not with logits processors,
-    log-probabilities or grammars. is_late: the drafter would have to catch up before it drafts.
+    num_rows: the number of live rows. num_context_tokens: the cached tokens of all of them.
+    num_prompt_tokens: the prompt tokens in the same pass. is_usual: its time is typical; it is not with
+    logits processors, log-probabilities or grammars. is_late: the drafter would have to catch up before it
+    drafts.
     """
 
     num_rows: int
@@ -50,8 +52,8 @@ class _Cell:
     """The rounds of one size. Mutable: decayed sums over the rounds, x: context tokens, y: seconds at the
     pace of the start, without prompts.
 
-    base: seconds for empty rows, of which `weight` rounds are supposed to have been seen. covariance,
-    variance: of x with y and of x alone, as they are counted in the slope.
+    base: the seconds for empty rows, which count as `weight` observed rounds. covariance, variance: of x and
+    y, and of x, as they enter the slope.
     """
 
     base: float
@@ -81,9 +83,9 @@ class _Cell:
 
 
 class _Slopes:
-    """Seconds per token by depth. Mutable: a depth that was not seen has its part of the slope of all.
+    """Seconds per token by depth. Mutable: an unseen depth uses its part of the common slope.
 
-    parts: what the slopes are expected to be, as multiples of one. by_depth: the slopes.
+    parts: the expected ratios of the slopes. by_depth: the slopes.
     """
 
     def __init__(self, parts: Sequence[float], *, first: float = 0.0) -> None:
@@ -93,7 +95,8 @@ class _Slopes:
         self.by_depth = [first * part for part in parts]
 
     def change(self, depth: int, covariance: float, variance: float, *, kept: float = 1.0) -> None:
-        """Adds what tells of the depth's slope. kept: the share that is kept of what told of it before."""
+        """Adds observations of the depth's slope. kept: the share of the earlier observations that is
+        kept."""
         self._covariance[depth] = kept * self._covariance[depth] + covariance
         self._variance[depth] = kept * self._variance[depth] + variance
         columns = list(zip(self._parts, self._covariance, self._variance, strict=True))
@@ -105,7 +108,7 @@ class _Slopes:
 
 
 class CostTable:
-    """Mutable: `learn` is called with each round that was read, by the depth policy alone."""
+    """Mutable: the depth policy calls `learn` with each round that was read."""
 
     def __init__(
         self,
@@ -114,10 +117,10 @@ class CostTable:
         measured: Mapping[tuple[int, int], float],
         catch_ups: Mapping[int, float] | None = None,
     ) -> None:
-        """row_counts: ascending sizes to which rounds are padded. measured: seconds of rounds without context
-        by (rows, depth); of each of its numbers of rows all depths. catch_ups: seconds in which a drafter
-        catches up, by rows; none: it never has to. Sizes between are interpolated, larger ones extrapolated;
-        more rows and more drafts never take less."""
+        """row_counts: ascending sizes to which rounds are padded. measured: the seconds of rounds without
+        context by (rows, depth), with all depths for each number of rows. catch_ups: the seconds in which a
+        drafter catches up, by rows; None: it never has to. Sizes between are interpolated, larger ones
+        extrapolated; more rows and more drafts never take less."""
         assert measured, "no round was measured"
         self._row_counts = tuple(row_counts)
         bases = _completed(self._row_counts, max_depth, measured)
@@ -144,12 +147,12 @@ class CostTable:
         return found
 
     def catch_up_seconds(self, num_rows: int) -> float:
-        """Returns how long the drafter takes to catch up, which it does before a round and which the round's
-        time leaves out."""
+        """Returns how long the drafter takes to catch up before a round. The round's time does not include
+        it."""
         return self._catch_ups[self._index(num_rows)]
 
     def learn(self, load: RoundLoad, depth: int, seconds: float) -> None:
-        """Takes in the time of a round."""
+        """Updates the estimates by the time of a round."""
         index = self._index(load.num_rows)
         cell, context, num_prompt_tokens = (
             self._cells[index][depth],
@@ -164,8 +167,8 @@ class CostTable:
             self._prompts.change(depth, covariance, num_prompt_tokens**2, kept=_KEPT)
             return
         if cell.n >= 1:
-            # First, so that a cell learns only how its depth differs from others. What it has not seen may be
-            # due to context.
+            # The pace is updated first, so that a cell learns only how its depth differs from others. An
+            # unseen cell is left out, since its deviation may be due to context.
             seconds = min(seconds, _MOST_TIMES * usual)
             change = 1 + _PACE_SHARE * (seconds / usual - 1)
             self._paces[index] *= change
@@ -185,7 +188,7 @@ def _weight(key: tuple[int, int], measured: Mapping[tuple[int, int], float]) -> 
 def _completed(
     row_counts: Sequence[int], max_depth: int, measured: Mapping[tuple[int, int], float]
 ) -> list[list[float]]:
-    """Returns the seconds by row count and depth. What was measured too long is cut."""
+    """Returns the seconds by row count and depth. Times that were measured too long are cut."""
     known, depths = sorted({rows for rows, _ in measured}), range(max_depth + 1)
     lines = [_cut([measured[rows, depth] for depth in depths]) for rows in known]
     columns = [_by_row_count(row_counts, known, _cut([line[depth] for line in lines])) for depth in depths]
@@ -193,8 +196,8 @@ def _completed(
 
 
 def _rising(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[float]:
-    """Returns the seconds for each row count. What was measured too long is cut. Larger sizes than those that
-    were measured take no more for a row than the largest of these."""
+    """Returns the seconds for each row count. Times that were measured too long are cut. Sizes above the
+    measured ones take no more for a row than the largest of these."""
     known = sorted(measured)
     seconds = _cut([measured[rows] for rows in known])
     inferred = _by_row_count(row_counts, known, seconds)
@@ -204,12 +207,13 @@ def _rising(row_counts: Sequence[int], measured: Mapping[int, float]) -> list[fl
 
 
 def _cut(seconds: Sequence[float]) -> list[float]:
-    """Returns them, each at most what larger sizes take, which come after it: noise only adds."""
+    """Returns the times, each limited by those of the larger sizes after it, since noise only adds time."""
     return list(accumulate(reversed(seconds), min))[::-1]
 
 
 def _by_row_count(row_counts: Sequence[int], known: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """Returns the seconds for each row count; seconds: of the known ones, which ascend."""
+    """Returns the seconds for each row count. known, seconds: the ascending known counts and their
+    seconds."""
     return [_at(rows, known, seconds) for rows in row_counts]
 
 
@@ -223,7 +227,7 @@ def _at(rows: int, known: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _token_seconds(row_counts: Sequence[int], bases: Sequence[Sequence[float]]) -> float:
-    """Returns what one token more costs the largest rounds."""
+    """Returns the seconds of one more token in the largest rounds."""
     if len(row_counts) == 1:
         return 0.0
     depth = len(bases[0]) - 1

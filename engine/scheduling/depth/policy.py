@@ -1,8 +1,8 @@
-"""Chooses the depth of a round: that of the most expected tokens a second, at times another one to learn what
-it is worth.
+"""Chooses the depth of a round: the one with the most expected tokens a second, and at times another one to
+learn about it.
 
 All rows of a round have one depth. A round is padded to rows x (depth + 1) tokens, in which a masked draft
-costs what a draft costs: to mask the drafts of some rows would save no time and lose tokens. docs/design.md
+costs as much as a draft: masking the drafts of some rows would save no time and lose tokens. docs/design.md
 says what rounds of unequal windows could gain.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from headway.engine.scheduling.depth.acceptance import Acceptance, Kind, Record
 from headway.engine.scheduling.depth.costs import CostTable, RoundLoad
 
-# The share of the time that rounds of another depth than the best may lose: of the next deeper one, which
-# tells how often the first draft is accepted that is not tried otherwise, and of all others together.
+# The share of the time that may be lost by rounds of another depth than the best: of the next deeper one,
+# which shows the acceptance of the first draft that is not tried otherwise, and of all others together.
 _NEXT_SHARE, _OTHERS_SHARE = 0.0035, 0.0015
 # The most time that is saved up for a depth, in rounds, unless the depth is expected to lose more.
 _MOST_SAVED_ROUNDS = 4.0
@@ -39,8 +39,8 @@ class _Offer:
 
 
 class DepthPolicy:
-    """Mutable: the scheduler asks it for each round, and tells it of each that is planned or was read.
-    Depths: 0 to max_depth."""
+    """Mutable: the scheduler asks it for the depth of each round, and reports each round that was planned or
+    read. Depths are 0 to max_depth."""
 
     def __init__(self, costs: CostTable, max_depth: int) -> None:
         self._costs = costs
@@ -56,7 +56,8 @@ class DepthPolicy:
         return self._acceptance.record(Kind.of(temperature, is_masked=is_masked), cap)
 
     def choose(self, load: RoundLoad, depths: Sequence[int]) -> int:
-        """Returns one of the depths, which ascend. The round may come to nothing: see `begin_round`."""
+        """Returns one of the ascending depths. The round counts only after `begin_round`, since it may not be
+        planned after all."""
         late = self._costs.catch_up_seconds(load.num_rows)
         undrafted, *drafted = self._costs.seconds(load)
         share = late / _CATCH_UP_ROUNDS
@@ -77,7 +78,7 @@ class DepthPolicy:
         return self._explored(self._offer, load.num_rows)
 
     def begin_round(self, depth: int) -> None:
-        """Counts the round for which a depth was chosen last, once it is planned."""
+        """Counts the planned round whose depth was chosen last."""
         offer, self._offer = self._offer, None
         if offer is None:
             return
@@ -98,21 +99,21 @@ class DepthPolicy:
         return self._costs.catch_up_seconds(load.num_rows)
 
     def undrafted_seconds(self, load: RoundLoad, depth: int, seconds: float) -> float:
-        """Returns how long a round that took this long is expected to take without drafts. An unusual one is
-        expected to be shorter by the same share as usual ones."""
+        """Returns the expected time without drafts of a round that took this long. An unusual round is
+        assumed to be shorter by the same share as usual ones."""
         usual = self._costs.seconds(load)
         return usual[0] if load.is_usual else seconds * usual[0] / usual[depth]
 
     def end_round(self, load: RoundLoad, depth: int, seconds: float) -> None:
-        """Takes in a round whose rows' records have noted their drafts. seconds: how long the device worked
-        on it."""
+        """Updates the estimates by a round whose records have counted their drafts. seconds: the device time
+        of the round."""
         self._acceptance.end_round()
         if load.is_usual:
             self._costs.learn(load, depth, seconds)
 
     def _explored(self, offer: _Offer, num_rows: int) -> int:
-        """Returns another depth once the time is saved that it is expected to lose, of several the one that
-        was tried longest ago, else the best."""
+        """Returns the best depth, or another one whose expected loss has been saved up; of several the one
+        that was tried longest ago."""
         if self._num_rounds - self._explored_at < min(max(num_rows / 2, _LEAST_PERIOD), _MOST_PERIOD):
             return offer.best
         saved = self._saved_seconds
