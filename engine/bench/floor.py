@@ -32,8 +32,8 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Bytes and multiplications of one model. Layers that see a token: those of the trunk. Without a draft
-    head drafts read no weights."""
+    """The bytes and multiplications of one model. The trunk consists of the layers of the target. Without a
+    draft head drafts read no weights."""
 
     trunk_bytes: int  # of all its linear layers and of one token's experts, the output layer included
     # The bytes of the experts that a pass is expected to read beyond those of one token, in the trunk, by its
@@ -47,19 +47,18 @@ class Costs:
     num_draft_layers: int
     cache_bytes: Callable[
         [float], float
-    ]  # keys and values that are read of a row, by its context, in the trunk
+    ]  # keys and values of a row that are read in the trunk, by its context
     draft_kv_bytes: int  # likewise in one draft layer; 0 without one
     state_bytes: int  # of a row in all recurrent layers, without what they keep of a round's window
     num_weights: int  # of the trunk's linear layers that a token meets, the output layer excluded
     prompt_flop: Callable[[int], float]  # of a prompt, by length, in the trunk's layers beside weights
 
     def round_bytes(self, *, batch: int, depth: int, context: float) -> float:
-        """Moved at least: each weight read once a pass, every row's cache read, its recurrent state read and
-        written. A draft is a pass of one draft layer and of the output layer. A round with drafts runs every
-        draft layer, those beyond its depth, too.
+        """Returns the bytes that a round moves at least: each weight is read once a pass, the cache of every
+        row is read, and its recurrent state is read and written. A draft is a pass of one draft layer and of
+        the output layer. A round with drafts runs every draft layer, also those beyond its depth.
 
-        Of experts those are counted that are expected to be met where each token chooses for itself; tokens
-        that are alike meet fewer.
+        Experts are counted as expected for independent choices of the tokens; similar tokens use fewer.
         """
         is_screened = batch <= self.most_screened_rows
         output_bytes = self.screened_output_bytes if is_screened else self.draft_output_bytes
@@ -84,7 +83,7 @@ class Costs:
 def costs_of(
     models: ModelPair, *, draft_lm_head: DraftLmHead = "full", draft_layers: DraftLayers = "full"
 ) -> Costs:
-    """models: may have no memory."""
+    """Returns the costs of the models, which may have no memory."""
     model, head = models.target, models.draft
     work, lm_head, itemsize = model.work(), model.lm_head, model.dtype.itemsize
     outputs, inputs = lm_head.shape if head is None else head.lm_head_shape
@@ -117,7 +116,8 @@ def costs_of(
 
 
 def measured_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """The best of a few tries. Takes 4 GiB of a GPU's memory for a moment, or half of what is free."""
+    """Returns the best rates of a few tries. Uses 4 GiB of a GPU's memory for a moment, or half of the free
+    memory."""
     return Ceilings(_read_bytes_a_second(device), _matmul_flop_a_second(device, dtype))
 
 

@@ -1,4 +1,4 @@
-"""Tells on what a benchmark ran: versions and device."""
+"""Describes the machine of a benchmark: versions and device."""
 
 from __future__ import annotations
 

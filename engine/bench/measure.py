@@ -1,4 +1,4 @@
-"""Drives an engine in this process, as the engine process does, and takes the times of its steps."""
+"""Drives an engine in this process, as the engine process does, and measures its steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unread_tokens(depth: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Decode rounds in a row, all rows live in each. context: tokens in a row's cache, on average."""
+    """Successive decode rounds with all rows live. context: the average number of tokens in a row's cache."""
 
     num_rounds: int
     seconds: float
@@ -51,8 +51,8 @@ class RoundEnd(NamedTuple):
 
 
 class Post:
-    """Stands in for the mailbox: two lists. Mutable: the bench puts in, the loop takes out and answers.
-    Nothing comes while the loop waits, so that it does not wait for long."""
+    """Two lists in place of the mailbox. Mutable: the bench adds messages, and the loop takes them and
+    answers. Since nothing arrives while the loop waits, it waits only for a short time."""
 
     def __init__(self) -> None:
         self.inbox: list[ToEngine] = []
@@ -76,8 +76,8 @@ class Post:
 class Driver:
     """Mutable: owns the loop; every measurement starts and ends with an idle engine.
 
-    prompts: for rounds, taken in turn, their first tokens, the same ones after each warm-up; none: random
-    tokens.
+    prompts: their first tokens are the prompts of rounds, in turn, and the same ones after each warm-up;
+    empty: prompts are random.
     """
 
     def __init__(self, engine: Engine, *, prompts: Sequence[Sequence[int]] = (), seed: int = 0) -> None:
@@ -90,15 +90,15 @@ class Driver:
         self._num_taken = 0
 
     def warm_up(self, *, batch: int, depth: int, input_len: int) -> None:
-        """A few rounds like those to be measured: kernels are compiled, rounds captured."""
+        """Runs a few rounds like those to be measured, which compiles kernels and captures rounds."""
         self.engine.scheduler.set_depth(depth)
         self._start_together(self._next_prompts(batch, input_len), NUM_WARM_ROUNDS * (depth + 1))
         self._drain()
         self._num_taken = 0
 
     def decode(self, *, batch: int, depth: int, input_len: int, output_len: int) -> Rounds:
-        """Rounds of all rows, until the first has all its tokens, of which there are `least_new_tokens` or
-        more."""
+        """Measures rounds of all rows, until the first row has all its tokens. output_len: `least_new_tokens`
+        or more."""
         self.engine.scheduler.set_depth(depth)
         tokens = len(self._start_together(self._next_prompts(batch, input_len), output_len))
         marks: list[tuple[float, int]] = []  # seconds, tokens so far
@@ -155,8 +155,8 @@ class Driver:
     def closed_loop(
         self, *, num_streams: int, depth: int, input_len: int, output_len: int, num_requests: int
     ) -> float:
-        """Output tokens a second where each request that ends is followed by the next: what a server with
-        this number of streams could do at best. Prompts are counted in the time, not in the tokens."""
+        """Returns the output tokens a second where each request that ends is followed by the next one: an
+        upper bound for a server with this number of streams. Prompts count in the time, not in the tokens."""
         self.engine.scheduler.set_depth(depth)
         num_left = num_requests - num_streams
         started = time.perf_counter()
@@ -168,10 +168,10 @@ class Driver:
         return num_requests * output_len / (time.perf_counter() - started)
 
     def _start_together(self, prompts: Sequence[list[int]], output_len: int) -> list[int]:
-        """Computes the prompts; rounds come with the next step. Returns the ids of the requests, each of
-        which has got one token.
+        """Computes the prompts, so that rounds begin with the next step. Returns the ids of the requests,
+        which have one token each.
 
-        Rows that went on meanwhile would have all their tokens before the last of long prompts is there.
+        Otherwise the first rows would have all their tokens before the last of long prompts is computed.
         """
         batch, input_len = len(prompts), max(map(len, prompts))
         assert self.can_hold(batch=batch, input_len=input_len, output_len=output_len), (

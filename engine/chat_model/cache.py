@@ -1,4 +1,4 @@
-"""Folders that are made once and then kept: whole, or not there at all."""
+"""Makes folders once and keeps them. A folder is complete, or does not exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNFINISHED, LOCK = ".unfinished", ".lock"
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Headway's folder by the XDG rules: a relative XDG_CACHE_HOME does not count."""
+    """Returns Headway's cache folder by the XDG rules, which ignore a relative XDG_CACHE_HOME."""
     given = Path(environment.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "headway"
 
@@ -20,8 +20,8 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 def make_once(folder: Path, make: Callable[[Path], Path]) -> Path:
     """Returns the folder, which `make` makes if it is not there.
 
-    make: gets an empty folder to work in, and returns the finished folder in it. One process makes at a time
-    and others wait for it; what one that was killed has left is removed by the next. Raises what `make`
+    make: gets an empty folder to work in, and returns the finished folder in it. One process makes the folder
+    and others wait for it. The remains of a killed process are removed by the next. Raises what `make`
     raises, and then leaves nothing.
     """
     if folder.is_dir():

@@ -1,7 +1,7 @@
-"""A GGUF file of Llama's architecture to a folder in Hugging Face layout, in float32.
+"""Converts a GGUF file of Llama's architecture to a folder in Hugging Face layout, in float32.
 
-Weights are dequantized by the gguf library. llama.cpp pairs neighbouring rows of a head for rotary
-embeddings, Hugging Face the rows of its halves: those of q and k are put back in order.
+Weights are dequantized by the gguf library. For rotary embeddings llama.cpp pairs neighbouring rows of a
+head, and Hugging Face the rows of its halves, so that the rows of q and k are reordered.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """The number that was written: 1e-05 for 9.999999747378752e-06, which is 1e-05 in float32."""
+    """Returns the shortest number with the same float32: 1e-05 for 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

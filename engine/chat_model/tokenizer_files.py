@@ -1,4 +1,4 @@
-"""tokenizer.json and tokenizer_config.json from the vocabulary, the merges and the chat template of a
+"""Writes tokenizer.json and tokenizer_config.json from the vocabulary, the merges and the chat template of a
 GGUF."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-CONTROL_TOKEN = 3  # llama.cpp's kind of the tokens that no text spells
+CONTROL_TOKEN = 3  # llama.cpp's type of control tokens
 # A conversation that tools take part in; the template of the GGUF knows none.
 WITH_TOOLS = "tools or messages | selectattr('role', 'equalto', 'tool') | list"
 
@@ -39,7 +39,7 @@ def write_tokenizer(metadata: Values, folder: Path) -> None:
 
 
 def _tokenizer(tokens: list[str], kinds: list[int], merges: list[str]) -> Tokenizer:
-    """A byte-level BPE with the pre-tokenizer that llama.cpp calls smollm: digits stand alone."""
+    """Returns a byte-level BPE with the pre-tokenizer that llama.cpp calls smollm, which separates digits."""
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))

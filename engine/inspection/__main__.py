@@ -1,6 +1,6 @@
-"""The process that answers one InspectionRequest from stdin with an Inspection on stdout, both as JSON.
+"""The process that reads one InspectionRequest from stdin and writes an Inspection to stdout, both as JSON.
 
-It is started before the question is known, so that it imports torch meanwhile.
+It is started before the request is known, so that it imports torch meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.engine.protocol.inspection import InspectionRequest
 
 
 def main() -> int:
-    """Returns the exit status. Without a question, because its sender has failed, there is no answer."""
+    """Returns the exit status. It gives no answer without a request, whose sender has then failed."""
     question = sys.stdin.buffer.read()
     if question:
         request = msgspec.json.decode(question, type=InspectionRequest)

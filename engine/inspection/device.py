@@ -1,5 +1,5 @@
-"""The device that an inspection is for: the one on which an engine would run here, or a GPU of which only the
-memory is known."""
+"""The device of an inspection: the one on which an engine would run here, or a GPU of which only the memory
+is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.engine.protocol.inspection import DeviceReport
 from headway.engine.state.memory import available_bytes
 from headway.kernels import memory_bandwidth, reads_codes
 
-CUDA_CONTEXT_BYTES = 528 << 20  # that a process cannot take of an empty H200, driver 580
+CUDA_CONTEXT_BYTES = 528 << 20  # bytes that a process cannot allocate on an empty H200, driver 580
 # An H100 or H200 has this number of multiprocessors.
 RECENT_GPU = DeviceFacts(torch.device("cuda", 0), has_float8=True, num_multiprocessors=132)
 
@@ -27,7 +27,8 @@ class Device:
     reads_codes: bool
 
     def bytes_of_rank(self, num_ranks: int) -> int:
-        """Returns what is available to each rank: ranks share the memory of a CPU, and have a GPU each."""
+        """Returns the bytes that each rank can allocate: ranks share the memory of a CPU, and have a GPU
+        each."""
         return self.report.available_bytes // (num_ranks if self.report.kind == "cpu" else 1)
 
 

@@ -23,7 +23,8 @@ _LAYER_NAME = re.compile(r".*?\blayers\.(\d+)\.")
 
 
 def head_of_checkpoint(found: Checkpoint, config: EngineConfig, whole: ModelPair) -> HeadReport:
-    """whole: with the head, if config.json announces one. config: whose drafter may be auto."""
+    """Reports on the head of a checkpoint. whole: the model with the head, if config.json announces one.
+    config: its drafter may be auto."""
     spec, prefix, num_stored = found.spec, found.names.draft_head_prefix, len(found.head_tensors)
     missing = missing_head_tensors(found, whole)
     shown = f"{num_stored} tensors" if num_stored != 1 else "1 tensor"
@@ -54,7 +55,7 @@ def head_of_checkpoint(found: Checkpoint, config: EngineConfig, whole: ModelPair
 
 
 def head_without_tensors(whole: ModelPair, why: str, *, is_loaded: bool = False) -> HeadReport:
-    """Reports on a head of which only config.json tells. whole: the model with all that it announces."""
+    """Reports on a head that is known from config.json only. whole: the model with all that it announces."""
     head = whole.draft
     return HeadReport(
         state="none" if head is None else "unknown",
@@ -66,8 +67,8 @@ def head_without_tensors(whole: ModelPair, why: str, *, is_loaded: bool = False)
 
 
 def head_by_names(names: Iterable[str], content: Mapping[str, object]) -> HeadReport:
-    """names: of all tensors that could be read. content: of config.json, whose architecture is not supported
-    or does not fit."""
+    """Reports on a head by the names of tensors. names: those of all tensors that could be read. content:
+    that of config.json, whose architecture is not supported or does not fit."""
     text = content.get("text_config")
     levels = [text, content] if isinstance(text, dict) else [content]
     counts = [level.get(key) for level in levels for key in LAYER_COUNT_KEYS]
@@ -97,7 +98,8 @@ def _num_parameters(whole: ModelPair) -> int | None:
 
 
 def _is_of_head(name: str, depth: int | None) -> bool:
-    """depth: the layers of the decoder, where the head's may be numbered after them."""
+    """Returns whether the tensor belongs to a head. depth: the number of decoder layers, if the head's may be
+    numbered after them."""
     layer = _LAYER_NAME.match(name)
     is_after = depth is not None and layer is not None and int(layer[1]) >= depth
     return is_after or _MTP_NAME.match(name) is not None

@@ -1,5 +1,5 @@
-"""Tells of a model folder what a start of the engine would find, step by step; goes on where a start would
-end."""
+"""Describes what a start of the engine would find in a model folder, step by step. It continues where a start
+would end."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ logger = logging.getLogger(__name__)
 
 
 def inspect_model(request: InspectionRequest) -> Inspection:
-    """Reads headers only. The files of config.model_path may be missing, broken or of a model that is not
-    supported."""
+    """Inspects a model folder by its headers. The files of config.model_path may be missing, broken or of a
+    model that is not supported."""
     config, folder, problems = request.config, Path(request.config.model_path), Problems()
     device: Device | None = None
     spec: ModelSpec | None = None
@@ -106,8 +106,8 @@ def inspect_model(request: InspectionRequest) -> Inspection:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model of a supported architecture. found: None where no headers could be read. outline: of what is to
-    be served, by config.json where the tensors do not fit it."""
+    """A model of a supported architecture. found: None if no headers could be read. outline: the models that
+    would be served, by config.json if the tensors do not fit it."""
 
     found: Checkpoint | None
     outline: ModelPair
@@ -117,7 +117,8 @@ class _Model:
 def _served_model(
     config: EngineConfig, spec: ModelSpec, device: Device | None, stack: ExitStack, problems: Problems
 ) -> _Model:
-    """Takes the steps of a start from the context on. Without a device nothing is sized up."""
+    """Repeats the steps of a start from the choice of the context on. Without a device it computes no
+    sizes."""
     place = torch.device("cpu") if device is None else device.facts.device
     length = min(config.max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
     make_draft: MakeDraft | None = None
@@ -173,7 +174,7 @@ def _served_model(
         config = msgspec.structs.replace(config, drafter="none", drafter_path=None)
     if device is None:
         return _Model(found, outline, Sizes())
-    # Ranks that cannot share the model are a problem by now.
+    # Ranks that cannot share the model were noted as a problem before.
     share = outline if problems.first else outline.outline(group_of(config.tensor_parallel_size))
     saved = expanded = 0
     if place.type == "cpu" and config.cpu_weights != "full" and has_integer_products():
@@ -252,7 +253,7 @@ def _architecture(content: Mapping[str, object]) -> str | None:
 
 
 def _quantization(content: Mapping[str, object], spec: ModelSpec | None) -> str | None:
-    """Returns the method that config.json names, also one that is not read."""
+    """Returns the method of quantisation that config.json names, supported or not."""
     if spec is not None:
         return None if spec.quantization is None else spec.quantization.method
     text = content.get("text_config")

@@ -1,5 +1,5 @@
-"""Tells how a device's memory is divided for a model of which nothing is loaded, and what every round must
-read."""
+"""Computes how a device's memory is divided for a model of which nothing is loaded, and how many bytes every
+round must read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from headway.engine.speculation.select import warn_without_head
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """memory, floor: None where the options do not fit the model. info: of an engine that would start."""
+    """The sizes of an inspected model. memory, floor: None if the options do not fit the model. info: the
+    facts about an engine that would start."""
 
     memory: MemoryReport | None = None
     floor: FloorReport | None = None
@@ -41,10 +42,10 @@ def size_up(
     saved_bytes: int,
     expanded_bytes: int,
 ) -> Sizes:
-    """Resolves the configuration as a start does once the weights are loaded. spec: as config.json has it.
-    outline: on the device meta, of the context that is loaded, and of one rank. problems: gets the first that
-    is found. saved_bytes: that weights take less than the outline's, as codes; expanded_bytes: see
-    Outline."""
+    """Resolves the configuration as a start does once the weights are loaded. spec: that of config.json.
+    outline: the models without memory, with the served context and the share of one rank. problems: gets the
+    first one that is found. saved_bytes: the bytes that quantised weights save against the outline's;
+    expanded_bytes: see Outline."""
     warn_without_head(config, has_head=outline.draft is not None)
     available = device.bytes_of_rank(config.tensor_parallel_size)
     with problems.noted():

@@ -1,4 +1,4 @@
-"""Keeps what would keep an engine from starting, while the inspection goes on."""
+"""Collects the errors that would keep an engine from starting, while the inspection continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.engine.protocol.errors import HeadwayError
 
 
 class Problems:
-    """Mutable: the first error, which is the one that a start would end with."""
+    """Mutable: keeps the first error, with which a start would end."""
 
     def __init__(self) -> None:
         self.first: str | None = None

@@ -1,6 +1,6 @@
-"""Reads the small files of a model folder: regular files of bounded size, with every fault as a ModelError.
+"""Reads the small files of a model folder: regular files of bounded size. Every fault is a ModelError.
 
-Knows nothing of what the files say. Imports no torch: the API process reads through it, too.
+Knows nothing of their contents. Imports no torch: the API process reads through it, too.
 """
 
 from __future__ import annotations

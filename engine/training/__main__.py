@@ -163,7 +163,7 @@ def _data(given: argparse.Namespace, started: float, console: Console) -> None:
             sample(engine, (r for r in requests if _has_time(given, started)), tell)
         except KeyboardInterrupt:
             written.flush()
-            if written.tell() > 0:  # answers that are finished are no less good for it
+            if written.tell() > 0:  # finished answers are complete all the same
                 os.replace(unfinished, file)
                 console.print(f"interrupted; the finished answers are in {file}")
             raise
@@ -210,8 +210,8 @@ def _trained(
     answers: Sequence[Answer],
     held_out: Sequence[Answer],
 ) -> tuple[int, Scores, float] | None:
-    """Takes steps and writes a checkpoint. Returns the number of all steps, and of held-out answers the
-    scores and the share of tokens that can be drafted, once the head is trained and written; None before."""
+    """Trains and writes a checkpoint. Once the head is trained and written, it returns the number of all
+    steps, the scores of held-out answers, and the share of their tokens that can be drafted; None before."""
     target = load_target(given.model, device=given.device, dtype=given.dtype)
     trainer = Trainer(target, answers, settings)
     trainer.resume(given.out)
@@ -265,15 +265,15 @@ def load_target(model: Path, *, device: str, dtype: str) -> Target:
 
 
 def _attention(spec: ModelSpec) -> str:
-    """Returns the implementation that computes the model's attention: that of torch has no soft caps."""
+    """Returns the name of the attention implementation: torch's own has no soft caps."""
     return "eager" if any(attention.soft_cap for attention in spec.attentions) else "sdpa"
 
 
 def measured_acceptance(
     model: Path, head: Path, prompts: Sequence[list[int]], *, device: str, dtype: str
 ) -> dict[float, list[float]]:
-    """Returns by temperature the shares of rounds whose first 1 .. UNROLLED drafts are kept, of those that
-    had as many, as the engine drafts."""
+    """Measures the head in the engine. Returns for each temperature the shares of rounds whose first 1 ..
+    UNROLLED drafts were accepted, among those with that number of drafts."""
     config = EngineConfig(
         model_path=str(model), drafter_path=str(head), depth=UNROLLED, device=device, dtype=dtype,  # type: ignore[arg-type]
         kv_cache_memory_bytes=MEASURED_CACHE_BYTES,
@@ -297,7 +297,8 @@ def measured_acceptance(
 
 @contextmanager
 def _noting_interrupts() -> Iterator[list[int]]:
-    """Yields a list to which SIGINT is added each time it comes: steps and checkpoints are always whole."""
+    """Yields a list that gets an entry for each SIGINT, so that steps and checkpoints are never
+    interrupted."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
@@ -316,6 +317,6 @@ def _progress(console: Console) -> Progress:
 
 
 if __name__ == "__main__":
-    # Steps are to have the same bits in every run. cuBLAS reads this when it is first used.
+    # Makes steps bit-identical in every run. cuBLAS reads the variable at its first use.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     sys.exit(main(sys.argv[1:]))

@@ -64,7 +64,7 @@ def read_prompts(file: Path, model: Path) -> list[list[int]]:
     try:
         lines = file.read_text(encoding="utf-8").split(
             "\n"
-        )  # JSON may have other ends of lines in its strings
+        )  # strings in JSON may contain other line separators
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is no UTF-8: {error}") from None
     for number, line in enumerate(lines, start=1):
@@ -93,8 +93,8 @@ def read_prompts(file: Path, model: Path) -> list[list[int]]:
 
 
 def sample(engine: Engine, requests: Iterable[Submit], tell: Callable[[Submit, list[int]], None]) -> None:
-    """Runs the requests on an engine in this process, as many at once as it has rows. tell: is called with
-    each and its tokens when it has ended. Raises HeadwayError."""
+    """Runs the requests on an engine in this process, one for each of its rows at once. tell: called with
+    each request and its tokens when it has ended. Raises HeadwayError."""
     post = Post()
     loop = EngineLoop(engine.scheduler, engine.runner, post)
     running: dict[int, tuple[Submit, array[int]]] = {}
@@ -148,8 +148,8 @@ def read_answers(files: Sequence[Path]) -> list[Answer]:
 
 
 def split(answers: Sequence[Answer], num_held_out: int) -> tuple[list[Answer], list[Answer]]:
-    """Returns (answers to train on, those to held-out prompts). The same prompts are held out of any files
-    that have them first by hash. Raises ConfigError where nothing is left."""
+    """Returns the answers to train on, and those to held-out prompts. The held-out prompts are the first ones
+    by hash, so that they are the same for all files that have them. Raises ConfigError if nothing is left."""
 
     def digest(prompt: tuple[int, ...]) -> bytes:
         return hashlib.sha256(array("q", prompt).tobytes()).digest()

@@ -19,8 +19,8 @@ from headway.engine.training.trainer import Scores, Settings
 
 
 def write_head(folder: Path, target: Target, head: Head) -> None:
-    """Writes config.json and the weights in bfloat16. The output layer is the target's rows, which a target
-    with a tied embedding lends when it is served."""
+    """Writes config.json and the weights in bfloat16. The output layer consists of rows of the target's, and
+    is left out for a target with a tied embedding."""
     ids = head.draft_ids.cpu()
     tensors = {name: tensor.bfloat16().cpu() for name, tensor in head.state_dict().items()}
     if not target.spec.tied:

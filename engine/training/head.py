@@ -17,7 +17,7 @@ from headway.engine.layers.soft_cap import soft_capped
 from headway.engine.models.spec import ModelSpec
 from headway.engine.models.trained_head import model_layer
 
-UNROLLED = 3  # drafts that follow each other, each of which is trained
+UNROLLED = 3  # successive drafts that are trained
 INITIAL_STD = 0.02
 
 
@@ -30,7 +30,7 @@ class TargetView(NamedTuple):
 
 
 class Target:
-    """The model whose tokens are drafted, in transformers' implementation; it is not trained."""
+    """The target model, in transformers' implementation. It is not trained."""
 
     def __init__(self, model: PreTrainedModel, spec: ModelSpec) -> None:
         self.spec, self._base = spec, model.get_submodule(model.base_model_prefix)
@@ -43,9 +43,9 @@ class Target:
     @torch.no_grad()
     def view(
         self,
-        token_ids: torch.Tensor,  # [rows, n] int64; what follows a row's text is padding
+        token_ids: torch.Tensor,  # [rows, n] int64, padded after a row's text
     ) -> TargetView:
-        """Returns what the model computes of the tokens."""
+        """Runs the model on the tokens."""
         rotary: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def note(layer: nn.Module, args: object, kwargs: dict[str, object]) -> None:
@@ -97,9 +97,9 @@ class Head(nn.Module):
     def unrolled(self, view: TargetView, num_steps: int = UNROLLED) -> list[torch.Tensor]:
         """Returns the carries of each step, [rows, n - 1, hidden], at slots 1 .. n - 1.
 
-        Step s reads the carries of the step before and, as serving does, attends to the true pairs up to s
-        slots before its own and to what the steps between have made of the slots after these. Slots up to s
-        have no such pair: their carries mean nothing.
+        Step s reads the carries of the step before. As in serving, it attends to the true pairs up to s slots
+        before its own, and to the pairs of the steps between in the slots after these. Slots up to s have no
+        such pair, so that their carries mean nothing.
         """
         count = view.token_ids.shape[1]
         tokens = self.token_norm(functional.embedding(view.token_ids[:, 1:], self._embedding) * self._scale)

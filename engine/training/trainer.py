@@ -1,6 +1,7 @@
-"""Trains a head on the target's own distribution over the answers that it wrote, resumable to the same bits.
+"""Trains a head on the target's own distribution over the answers that it wrote. A resumed training gives the
+same bits.
 
-Batches follow from the settings alone, so that a step's number says all about where the data stands.
+Batches depend on the settings only, so that the number of a step determines the position in the data.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class Scores(NamedTuple):
 
 
 def frequent_ids(answers: Sequence[Answer], count: int, vocab_size: int) -> torch.Tensor:
-    """Returns [count] int64, ascending: the tokens that answers have most often, or the first of those that
-    none has; all tokens where there are fewer."""
+    """Returns [count] int64, ascending: the most frequent tokens of the answers, filled up with the first
+    unused ones; all tokens if there are fewer."""
     counts = Counter(token for answer in answers for token in answer.answer)
     ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(ranked[:count]))
 
 
 def share_drafted(answers: Sequence[Answer], draft_ids: torch.Tensor) -> float:
-    """Returns the share of the answers' tokens that are among these: no other can be drafted."""
+    """Returns the share of the answers' tokens that are among draft_ids, and so can be drafted."""
     drafted, tokens = set(draft_ids.tolist()), [token for answer in answers for token in answer.answer]
     return sum(token in drafted for token in tokens) / len(tokens)
 
@@ -160,7 +161,7 @@ class Trainer:
         return Scores(found.losses.detach(), found.agreement)
 
     def save(self, folder: Path) -> None:
-        """Writes all that the next steps depend on besides the data and the target."""
+        """Writes a checkpoint with all that further steps depend on besides the data and the target."""
         content = {
             "settings": asdict(self._settings), "num_steps": self.num_steps, "answers": self._digest, "step": self.step,
             "head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(),
@@ -170,11 +171,12 @@ class Trainer:
         os.replace(unfinished, folder / CHECKPOINT)
 
     def _told(self) -> dict[str, object]:
-        """Returns what a checkpoint must have in common with this trainer."""
+        """Returns the values that a checkpoint must share with this trainer."""
         return {**asdict(self._settings), "num_steps": self.num_steps, "answers": self._digest}
 
     def resume(self, folder: Path) -> None:
-        """Goes on where a saved one stood, if there is one. Raises ConfigError for one of other settings."""
+        """Continues from a saved checkpoint, if there is one. Raises ConfigError for one of other
+        settings."""
         file = folder / CHECKPOINT
         if not file.exists():
             return

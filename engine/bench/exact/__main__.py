@@ -43,7 +43,7 @@ from headway.engine.protocol.exit_status import reports
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 0 where nothing differs."""
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
-    # Steps of many kinds run here for the first time, which takes long for no other reason.
+    # Steps of many kinds run here for the first time, so that slow steps are no fault.
     timer = logging.getLogger("headway.engine.scheduling.launch_timer")
     level_before = timer.level
     timer.setLevel("ERROR")

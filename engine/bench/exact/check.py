@@ -63,7 +63,7 @@ class Check:
         second_engine: str,
         tell: Callable[[str], None],
     ) -> None:
-        """second_engine: what differences in it are told to be in."""
+        """second_engine: its name in reports of differences."""
         self.outcome = Outcome()
         self.references: dict[int, Answer] = {}
         self.predictions: dict[int, list[int]] = {}
@@ -73,8 +73,8 @@ class Check:
         self._told = time.monotonic()
 
     def run_references(self, indices: Sequence[int]) -> None:
-        """Runs these texts at depth 0, alone, each with a cache of its own. One token more than trials have
-        tells what follows them."""
+        """Runs these texts at depth 0, alone, each with a cache of its own. They get one token more than
+        trials, with which the token after a trial is compared."""
         self._session.choose(0, None)
         began = time.monotonic()
         for done, index in enumerate(indices):
@@ -136,8 +136,8 @@ class Check:
         self._session.run(jobs)
 
     def _cut(self, length: int) -> int:
-        """Returns how much of a prompt of that length is in the cache: all, more than half, or about as much
-        as ends at a border at which a cached prefix may end."""
+        """Returns how much of a prompt of that length is in the cache: all, more than half, or up to about a
+        border at which a cached prefix may end."""
         chance, border = self._chance, self._session.border
         if chance.random() < 0.5:
             return length
@@ -184,9 +184,9 @@ class Check:
 
     def _probe(self, trials: Sequence[Trial], start: int) -> list[Answer]:
         """Returns the token at position `start` of each trial's output with its log-probabilities, computed
-        behind the cache that the trial wrote. start: 0 where prompts do not continue behind generated tokens,
-        because they are computed in another form: then the prompt goes on from the recurrent state that the
-        trial stored."""
+        behind the cache that the trial wrote. start: 0 for models whose prompts cannot continue after
+        generated tokens, which are computed in another form: the prompt then continues from the recurrent
+        state that the trial stored."""
         jobs = []
         for trial in trials:
             text = self._texts[trial.text]
@@ -212,7 +212,7 @@ class Check:
     def _tell_now_and_then(
         self, what: str, num_done: int, num_all: int, began: float, more: str = ""
     ) -> None:
-        """began: when the first of them did, by the monotonic clock."""
+        """Shows the progress now and then. began: the start of the first of them, by the monotonic clock."""
         now = time.monotonic()
         if now - self._told > TOLD_EVERY_SECONDS:
             self._told = now
@@ -221,5 +221,5 @@ class Check:
 
 
 def _salt(trial: Trial) -> str:
-    """Returns what keeps the trial's cached prefix apart from that of all others."""
+    """Returns the salt that keeps the trial's cached prefix apart from all others."""
     return f"trial-{trial.index}"

@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Trials that run at the same time, with others that fill the company up.
+    """Trials that run at the same time, with further requests that complete the company.
 
     is_scored: the trials return log-probabilities, and the others are adjusted, scored and masked. Otherwise
     no request of the group is any of these, so that prompts may share the pass of a round. is_spread:

@@ -83,7 +83,7 @@ class Session:
         self._begin(start())
 
     def restart(self) -> None:
-        """Gives the engine's memory back and starts another one, which knows nothing of this one."""
+        """Frees the engine and starts another one, which shares nothing with it."""
         self.close()
         del self.engine, self.counting, self._loop
         gc.collect()
@@ -111,8 +111,8 @@ class Session:
         return max(self.prompt_grid or 1, self.engine.info.block_size)
 
     def choose(self, depth: int, chunk: int | None) -> None:
-        """Sets the drafts of rounds and the prompt tokens of steps, at least the model's piece; None: the
-        engine's own policy."""
+        """Sets the depth of rounds and the prompt tokens of steps, which are at least the model's prompt
+        grid; None: the engine's own policy."""
         scheduler, own = self.engine.scheduler, self._own_prefill
         scheduler.set_depth(depth)
         if chunk is None:
@@ -169,7 +169,7 @@ class Session:
             self._take(event, tell)
 
     def _preempt(self) -> None:
-        """Preempts the requests that have come to their places."""
+        """Preempts the requests that have reached their places of preemption."""
         for request_id, running in self._running.items():
             job, answer = running.job, running.answer
             is_due = job.preempt_at is not None and len(answer.token_ids) >= job.preempt_at

@@ -22,9 +22,9 @@ TOLD_EVERY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SoakOutcome:
-    """num_differing: requests whose answer of the second time is not that of the first. first: its first
-    difference from a run alone; None: there is none, so that the first time differed. seconds: of both
-    times."""
+    """The result of a soak. num_differing: the requests whose second answer differs from the first. first:
+    the first difference of such an answer from a run alone; None: there is none, so that the first answer was
+    wrong. seconds: those of both passes."""
 
     num_requests: int
     num_differing: int
