@@ -77,7 +77,6 @@ class Attention:
             self._head_norms = HeadNorms(query_norm, key_norm, spec.qk_norm.epsilon, spec.qk_norm.unit_offset)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """See DecoderLayer."""
         own = self.input.tensors() | self.output.tensors()
         if self._head_norms is not None:
             own["attention.query_norm"] = self._head_norms.query
@@ -88,7 +87,6 @@ class Attention:
         return self.input, self.output
 
     def work(self) -> Work:
-        """See Mixer."""
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
     def prompt_flop(self, length: int) -> float:
@@ -97,7 +95,6 @@ class Attention:
         return 2 * self._spec.num_heads * self._spec.head_dim * seen * (2 * length - seen)
 
     def cache_bytes(self, context: float) -> float:
-        """See Mixer."""
         return self._seen(context) * block_bytes((self.state(0),), 1)
 
     def _seen(self, context: float) -> float:

@@ -73,7 +73,6 @@ class DeltaNet:
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """See DecoderLayer."""
         return {
             **self.input.tensors(),
             "delta.convolution": self._convolution,
@@ -87,7 +86,6 @@ class DeltaNet:
         return self.input, self.output
 
     def work(self) -> Work:
-        """See Mixer."""
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
     def prompt_flop(self, length: int) -> float:

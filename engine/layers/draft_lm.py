@@ -20,7 +20,7 @@ from headway.engine.state.specs import StateSpec
 
 
 class DraftLM:
-    """A DraftModel. Slot i of its KV cache holds token t_i, from 0 on.
+    """A DraftModel, whose methods are explained there. Slot i of its KV cache holds token t_i, from 0 on.
 
     Mutable: `choose_formats` changes the formats of the weights, once, after loading.
     """
@@ -38,27 +38,21 @@ class DraftLM:
 
     @property
     def lm_head_shape(self) -> tuple[int, int]:
-        """See DraftModel."""
         return self._model.spec.vocab_size, self._model.spec.hidden_size
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by their paths."""
         return {f"draft.{path}": tensor for path, tensor in self._model.tensors().items()}
 
     def linears(self) -> tuple[Linear, ...]:
-        """Returns every linear layer once."""
         return self._model.linears()
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares the state of each layer between steps."""
         return self._model.state(max_window)
 
     def work(self) -> Work:
-        """Returns the products of a token with the weights of every layer once, lm_head excluded."""
         return self._model.work()
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
-        """Returns each linear layer whose input is the output of norms, with these norms."""
         found: dict[Linear, tuple[RMSNorm, ...]] = {}
         for layer in self._model.layers:
             found |= layer.norms_by_linear()
@@ -72,13 +66,11 @@ class DraftLM:
             round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         own, is_tied = self._model.lm_head, self._model.spec.tied
         given_up = own.nbytes if lm_head == "fp8" and not is_tied else 0
         return draft_format_bytes(own, self.norms_by_linear(), lm_head, layers) - given_up
 
     def experts(self) -> tuple[Experts, ...]:
-        """Returns every mixture of experts once."""
         return self._model.experts()
 
     def forward(self, inputs: ForwardInputs, pool: StatePool) -> torch.Tensor:

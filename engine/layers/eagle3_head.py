@@ -89,7 +89,8 @@ class Eagle3Layer:
 
 
 class Eagle3Head:
-    """A DraftModel whose parameters are in a folder of their own; it may share the target's embedding.
+    """A DraftModel, whose methods are explained there. Its parameters are in a folder of their own; it may
+    share the target's embedding.
 
     draft_ids: [draft vocab] int64, the target's id of each token that it drafts. taps, other_taps: see
     Eagle3Spec. Mutable: `choose_formats` changes the formats of the weights, once, after loading, and
@@ -123,11 +124,9 @@ class Eagle3Head:
 
     @property
     def lm_head_shape(self) -> tuple[int, int]:
-        """See DraftModel."""
         return self._spec.draft_vocab_size, self.hidden_size
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by their paths."""
         own = {} if self._own_embedding is None else {"embedding": self._own_embedding}
         own |= {f"tap_norms.{index}.norm": norm.weight for index, norm in enumerate(self.tap_norms)}
         own |= self.input.tensors() | self.first.tensors("layers.0.")
@@ -138,7 +137,6 @@ class Eagle3Head:
         return {f"eagle.{path}": tensor for path, tensor in own.items()}
 
     def linears(self) -> tuple[Linear, ...]:
-        """Returns every linear layer once."""
         first, others = self.first, (linear for layer in self.others for linear in layer.linears())
         return self.input, *first.attention.linears(), *first.feed_forward.linears(), *others, self.lm_head
 
@@ -147,16 +145,13 @@ class Eagle3Head:
         return ()
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares the state of each layer between steps."""
         return self.first.attention.state(max_window), *(layer.state(max_window) for layer in self.others)
 
     def work(self) -> Work:
-        """Returns the products of a token with the weights of every layer once, lm_head excluded."""
         first = (Work.of([self.input]), self.first.attention.work(), self.first.feed_forward.work())
         return Work.in_turn((*first, *(layer.work() for layer in self.others)))
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
-        """Returns each linear layer whose input is the output of norms, with these norms."""
         first = self.first
         found = {
             first.attention.input: (first.token_norm, first.hidden_norm),
@@ -174,7 +169,6 @@ class Eagle3Head:
             round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         given_up = self.lm_head.nbytes if lm_head == "fp8" else 0
         return draft_format_bytes(self.lm_head, self.norms_by_linear(), lm_head, layers) - given_up
 

@@ -92,7 +92,6 @@ class Experts:
 
     @property
     def own_bytes(self) -> int:
-        """See Linear."""
         return self.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -115,7 +114,6 @@ class Experts:
         return (self._router,)
 
     def work(self) -> Work:
-        """See FeedForward."""
         spec, (gate_up, down) = self._spec, self.weights
         count, hidden, inner = down.shape
         num_weights, num_met = prod(gate_up.shape[1:]) + hidden * inner, spec.top_k + spec.has_shared_expert
@@ -136,7 +134,6 @@ class Experts:
         post_norm: RMSNorm | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
-        """See FeedForward."""
         x = stream.normed(norm).values
         choice = choose_experts(self._router(x), self._rule, slot_mapping)
         gather = self._group.gather
@@ -148,7 +145,6 @@ class Experts:
         stream.add_computed(total if post_norm is None else post_norm(total))
 
     def compile(self, most_tokens: int) -> None:
-        """See `compile_experts`."""
         weights, num_ranks = self.weights, self._group.size
         for tokens in tokens_of_each_kernel(
             self._router.zeros(1), weights, self._rule.num_slots, most_tokens

@@ -24,14 +24,12 @@ class GatedMlp:
         self.output = place.linear({"feed_forward.down": hidden_size}, inner, has_bias=has_bias)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """See DecoderLayer."""
         return self.input.tensors() | self.output.tensors()
 
     def linears(self) -> tuple[Linear, ...]:
         return self.input, self.output
 
     def work(self) -> Work:
-        """See FeedForward."""
         return Work.of(self.linears(), self.input.shape[0] + self.output.shape[1])
 
     def __call__(
@@ -41,6 +39,5 @@ class GatedMlp:
         post_norm: RMSNorm | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
-        """See FeedForward."""
         gated = self.input.gated(stream.normed(norm, self.input), self._activation)
         stream.add(gated, self.output, post_norm)

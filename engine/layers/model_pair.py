@@ -52,7 +52,7 @@ class DraftModel(Protocol):
         ...
 
     def work(self) -> Work:
-        """Returns the products of a token with the weights of every layer once."""
+        """Returns the products of a token with the weights of every layer once, lm_head excluded."""
         ...
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
@@ -64,7 +64,7 @@ class DraftModel(Protocol):
         ...
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the bytes that `choose_formats` takes besides those of the loaded weights."""
+        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         ...
 
 

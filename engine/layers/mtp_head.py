@@ -29,8 +29,7 @@ from headway.engine.state.specs import StateSpec
 
 
 class MtpLayer:
-    """One layer of the head. Mutable: see
-    MtpHead.choose_formats."""
+    """One layer of the head. Mutable: see `MtpHead.choose_formats`."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class MtpLayer:
 
 class MtpHead:
     """The MTP layers that a model's spec announces, or those of a folder of their own, with the model's
-    embedding: a DraftModel.
+    embedding: a DraftModel, whose methods are explained there.
 
     draft_ids: [draft vocab] int64, the target's id of each token of an output layer of its own; None: it has
     the model's. Mutable: `choose_formats` changes the formats of the weights that drafts read, once, after
@@ -102,11 +101,9 @@ class MtpHead:
 
     @property
     def lm_head_shape(self) -> tuple[int, int]:
-        """See DraftModel."""
         return self.spec.draft_vocab_size or self.vocab_size, self.hidden_size
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters by their paths."""
         found = {
             path: tensor
             for index, layer in enumerate(self.layers)
@@ -115,23 +112,19 @@ class MtpHead:
         return found | {f"mtp.{path}": t for own in self._own_lm_head() for path, t in own.tensors().items()}
 
     def state(self, max_window: int) -> tuple[tuple[StateSpec, ...], ...]:
-        """Declares the state of each layer between steps."""
         return tuple(layer.block.state(max_window) for layer in self.layers)
 
     def linears(self) -> tuple[Linear, ...]:
-        """Returns the linear layers that are not the model's."""
         return *(linear for layer in self.layers for linear in layer.linears()), *self._own_lm_head()
 
     def mask(self) -> None:
         """Returns None: drafts are made one after the other."""
 
     def experts(self) -> tuple[Experts, ...]:
-        """Returns every mixture of experts once."""
         found = (layer.block.feed_forward for layer in self.layers)
         return tuple(block for block in found if isinstance(block, Experts))
 
     def work(self) -> Work:
-        """Returns the products of a token with the weights of every layer once, lm_head excluded."""
         parts = (work for layer in self.layers for work in (Work.of([layer.input]), layer.block.work()))
         return Work.in_turn(parts)
 
@@ -171,7 +164,6 @@ class MtpHead:
         layer.block.update_state(stream, inputs, pool.draft_layer(index))
 
     def norms_by_linear(self) -> dict[Linear, tuple[RMSNorm, ...]]:
-        """Returns each linear layer whose input is the output of norms, with these norms."""
         return {linear: norms for layer in self.layers for linear, norms in layer.norms_by_linear().items()}
 
     def choose_formats(self, lm_head: DraftLmHead, layers: DraftLayers) -> None:
@@ -183,7 +175,6 @@ class MtpHead:
             round_layers(self.norms_by_linear())
 
     def added_bytes(self, lm_head: DraftLmHead, layers: DraftLayers) -> int:
-        """Returns the further bytes that `choose_formats` takes; negative if it frees some."""
         return draft_format_bytes(self._lm_head, self.norms_by_linear(), lm_head, layers)
 
     def _own_lm_head(self) -> tuple[Linear, ...]:

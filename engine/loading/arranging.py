@@ -43,7 +43,6 @@ class StackedExperts(Arranged):
         self.experts = experts
 
     def stored(self, shape: Sequence[int]) -> list[Stored]:
-        """See Arranged."""
         return [
             Stored(name, reader.get_slice(name), [shape[1] // len(parts), shape[2]])
             for parts in self.experts
@@ -74,7 +73,6 @@ class RegroupedRows(Arranged):
         self._source, self._reader, self._groups = source, reader, groups
 
     def stored(self, shape: Sequence[int]) -> list[Stored]:
-        """See Arranged."""
         rows = self._groups.num_groups * self._groups.group_size
         return [Stored(self._source, self._reader.get_slice(self._source), [rows, *shape[1:]])]
 
