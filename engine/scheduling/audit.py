@@ -32,50 +32,34 @@ MAX_RUNNING, BLOCK_SHARE = 8, 1 / 8
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Watched:
-    """A request that will be audited. logprobs: those of its tokens so far, if it asked for them. Mutable:
-    written by the auditor."""
-
-    request: Request
-    label: str
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: TokenLogprobs | None = None
-
-    def note(self, event: TokenEvent) -> None:
-        if event.logprobs is not None:
-            self.logprobs.append(event.logprobs)
-        if event.prompt_logprobs is not None:
-            self.prompt_logprobs = event.prompt_logprobs
-
-
 @dataclass(slots=True, eq=False)
 class _Audit:
-    """A request that is recomputed. Mutable: written by the auditor.
+    """A request that is recomputed once it has ended. Mutable: written by the auditor.
 
-    label: the request's name in logs. original: the request, which has ended. logprobs, prompt_logprobs:
-    those that it got, None where it asked for none. guide: the guide of the audit itself. got: the tokens
-    that were recomputed so far, which equal those of the request.
+    label: the request's name in logs. original: the request. parts: the log-probabilities of its tokens as
+    they were sent; logprobs, prompt_logprobs: all of them, None where it asked for none. guide: the guide of
+    the audit itself. got: the tokens that were recomputed so far, which equal those of the request.
     """
 
     label: str
     original: Request
-    logprobs: TokenLogprobs | None
-    prompt_logprobs: TokenLogprobs | None
-    guide: Guide | None
+    parts: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    guide: Guide | None = None
     got: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, watched: _Watched) -> _Audit:
-        """watched: its request has ended."""
-        request = watched.request
-        return cls(
-            watched.label,
-            request,
-            join(watched.logprobs) if watched.logprobs else None,
-            watched.prompt_logprobs,
-            None if request.guide is None else request.guide.at_beginning(),
-        )
+    def note(self, event: TokenEvent) -> None:
+        if event.logprobs is not None:
+            self.parts.append(event.logprobs)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+
+    def prepare(self) -> None:
+        """Makes the audit ready to run, after the request has ended."""
+        self.logprobs = join(self.parts) if self.parts else None
+        if self.original.guide is not None:
+            self.guide = self.original.guide.at_beginning()
 
     def difference(self, event: TokenEvent) -> str | None:
         """Returns a description of what differs in the next recomputed tokens; None if nothing does."""
@@ -115,7 +99,7 @@ class Auditor:
         self._scheduler = scheduler
         self._rate = rate
         self._draw = draw
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _Audit] = {}  # by the id of the request, which has not ended
         self._queue: deque[_Audit] = deque()
         self._running: dict[int, _Audit] = {}  # by the id of the request that computes it
         self._ids = count(-1, -1)
@@ -129,16 +113,17 @@ class Auditor:
         """Decides whether a request that the scheduler has accepted will be audited. label: its name in
         logs."""
         if self._draw() < self._rate:
-            self._watched[request.request_id] = _Watched(request, label)
+            self._watched[request.request_id] = _Audit(label, request)
 
     def end(self, request_id: int) -> None:
         """Notes that the request has ended. Its tokens up to now are those that were sent."""
-        watched = self._watched.pop(request_id, None)
-        if watched is None or watched.request.finish_reason is FinishReason.ERROR:
+        audit = self._watched.pop(request_id, None)
+        if audit is None or audit.original.finish_reason is FinishReason.ERROR:
             return
-        if not watched.request.output_token_ids:
+        if not audit.original.output_token_ids:
             return
-        self._queue.append(_Audit.of(watched))
+        audit.prepare()
+        self._queue.append(audit)
         if len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
             self._count("dropped")
