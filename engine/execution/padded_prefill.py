@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from headway.engine.execution.prefill import chunk_columns
 from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
 from headway.engine.scheduling.plan import PrefillChunk
 from headway.engine.speculation.drafter import PromptTokens
@@ -17,26 +18,19 @@ from headway.engine.state.row_tensors import RowTensors
 from headway.kernels import QueryBatch, TokenSpans
 
 MAX_CHUNKS = 64
-# The fields of a chunk are its row, start position, length, the block of the hidden state before it (-1: the
-# row's own), and whether its tokens were generated.
-_CHUNK_FIELDS = 5
+_CHUNK_FIELDS = 5  # see chunk_columns
 HEADER = MAX_CHUNKS * _CHUNK_FIELDS
 
 
 def packed_chunks(chunks: Sequence[PrefillChunk], num_tokens: int) -> list[int]:
     """Returns HEADER integers, then num_tokens token ids. Missing chunks have length 0, and the row and hit
     of the first one."""
-    missing = MAX_CHUNKS - len(chunks)
-    rows = [chunk.row for chunk in chunks] + [chunks[0].row] * missing
-    starts = [chunk.start for chunk in chunks] + [0] * missing
-    lengths = [len(chunk.token_ids) for chunk in chunks] + [0] * missing
-    found = (chunk.hidden_block_id for chunk in chunks)
-    hits = [-1 if block_id is None else block_id for block_id in found]
-    hits += [hits[0]] * missing
+    columns, missing = chunk_columns(chunks), MAX_CHUNKS - len(chunks)
+    rows, _, _, hits, _ = columns
+    fills = (rows[0], 0, 0, hits[0], 0)
+    header = [n for column, fill in zip(columns, fills, strict=True) for n in (*column, *[fill] * missing)]
     token_ids = [token for chunk in chunks for token in chunk.token_ids]
-    is_generated = [int(chunk.is_generated) for chunk in chunks] + [0] * missing
-    padding = [0] * (num_tokens - len(token_ids))
-    return [*rows, *starts, *lengths, *hits, *is_generated, *token_ids, *padding]
+    return [*header, *token_ids, *[0] * (num_tokens - len(token_ids))]
 
 
 def padded_chunks(

@@ -19,6 +19,18 @@ from headway.engine.state.transfer import to_device
 from headway.kernels import QueryBatch, TokenSpans, max_prompt_rows, splits_keys
 
 
+def chunk_columns(chunks: Sequence[PrefillChunk]) -> list[list[int]]:
+    """Returns the rows of the chunks, their start positions, lengths and blocks of the hidden state before
+    them (-1: the row's own), and whether their tokens were generated."""
+    return [
+        [chunk.row for chunk in chunks],
+        [chunk.start for chunk in chunks],
+        [len(chunk.token_ids) for chunk in chunks],
+        [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
+        [int(chunk.is_generated) for chunk in chunks],
+    ]
+
+
 def first_places(chunks: Sequence[PrefillChunk]) -> list[int]:
     """Returns the index of each chunk's first token in the flat list of all tokens."""
     return [0, *accumulate(len(chunk.token_ids) for chunk in chunks)][: len(chunks)]
@@ -39,16 +51,8 @@ def prefill_inputs(
     """
     device = rows.limits.device
     token_ids = to_device([token for chunk in chunks for token in chunk.token_ids], device)
-    of_chunks = (
-        [chunk.row for chunk in chunks],
-        [chunk.start for chunk in chunks],
-        [len(chunk.token_ids) for chunk in chunks],
-        first_places(chunks),
-        [-1 if chunk.hidden_block_id is None else chunk.hidden_block_id for chunk in chunks],
-        [int(chunk.is_generated) for chunk in chunks],
-    )
-    numbers = to_device([number for column in of_chunks for number in column], device)
-    chunk_rows, starts, lengths, firsts, hits, is_generated = numbers.view(len(of_chunks), -1)
+    columns = to_device([*chunk_columns(chunks), first_places(chunks)], device)
+    chunk_rows, starts, lengths, hits, is_generated, firsts = columns
     spans = TokenSpans(chunk_rows, firsts, lengths, is_generated > 0)
     chunk_of_token = torch.repeat_interleave(lengths, output_size=len(token_ids))
     places = torch.arange(len(token_ids), device=device)

@@ -264,15 +264,10 @@ def finish_linears(linears: Iterable[Linear], cpu_weights: CpuWeights = "full") 
 
 
 def _shape_of(weight: Weight) -> tuple[int, int]:
-    match weight:
-        case DenseWeight() | Float8Weight():
-            outputs, inputs = weight.values.shape
-        case Int4ScreenedWeight():
-            outputs, inputs = weight.exact.shape
-        case QuantizedWeight():
-            return weight.shape
-        case PackedCpuWeight() | IntegerCpuWeight():
-            raise AssertionError("a layer is packed once it is loaded")
+    if isinstance(weight, QuantizedWeight):
+        return weight.shape
+    assert not isinstance(weight, PackedCpuWeight | IntegerCpuWeight), "a layer is packed once it is loaded"
+    outputs, inputs = (weight.exact if isinstance(weight, Int4ScreenedWeight) else weight.values).shape
     return outputs, inputs
 
 
