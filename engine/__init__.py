@@ -1,4 +1,4 @@
-"""The only door to the engine: what the API process may know of it. Imports no torch."""
+"""The only entrance to the engine for the API process. Imports no torch."""
 
 from headway.engine.grammar.compile import (
     compile_matcher,

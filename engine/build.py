@@ -185,7 +185,7 @@ def prepare_models(resolved: Resolved, models: ModelPair) -> None:
 def measured_steps_bytes(
     resolved: Resolved, models: ModelPair, drafter: Drafter | None, progress: Callable[[float], None]
 ) -> int:
-    """Returns the GPU memory that steps, graphs and libraries take beside what is counted elsewhere. It is
+    """Returns the GPU memory that steps, graphs and libraries take besides what is counted elsewhere. It is
     measured with a KV cache of few blocks, all of which is freed. Compiles the kernels. Raises
     ConfigError."""
     few = replace(resolved, num_blocks=_tried_blocks(resolved))

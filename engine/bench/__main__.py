@@ -268,8 +268,8 @@ def _forget_peak(engine: Engine) -> None:
 
 
 def _seconds_since_start() -> float:
-    """Since this process was started, the interpreter's start and all imports included; 0 where nobody
-    tells."""
+    """Returns the seconds since this process was started, including the interpreter's start and all imports;
+    0 if they are unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

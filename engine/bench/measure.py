@@ -42,8 +42,8 @@ class Rounds:
 
 
 class RoundEnd(NamedTuple):
-    """A round of all rows that was read. seconds: on the clock; tokens: that all rows got; depth: the drafts
-    of each row."""
+    """A round of all rows that was read. seconds: the time on the clock; tokens: the tokens of all rows;
+    depth: the drafts of each row."""
 
     seconds: float
     tokens: int

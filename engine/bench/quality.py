@@ -1,5 +1,5 @@
-"""`headway bench quality`: how far a model's predictions are from another's, as from those before its weights
-were rounded, or from its own with other --cpu-weights.
+"""`headway bench quality`: compares a model's predictions with another's, such as the one before
+quantisation, or with its own for other --cpu-weights.
 
 Both read the same texts, those that the embedded model has not seen. Perplexity is exp of the mean negative
 log-probability of the texts' tokens; the agreement is the share of places at which both hold the same token
@@ -37,8 +37,8 @@ from headway.engine.protocol.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """models: their folders. cpu_weights, perplexities: of each. agreement: of their most probable tokens.
-    num_tokens: that were predicted."""
+    """The result of a comparison. models: their folders. cpu_weights, perplexities: those of each. agreement:
+    the share of equal most probable tokens. num_tokens: the number of predicted tokens."""
 
     models: list[str]
     cpu_weights: list[CpuWeights]
@@ -83,7 +83,8 @@ def compare(
     dtype: str = "auto",
     cpu_weights: Sequence[CpuWeights] = ("full", "full"),
 ) -> Quality:
-    """models: two folders. texts: token ids of each. cpu_weights: of each model. Raises HeadwayError."""
+    """Compares two models. models: their folders. texts: the token ids of each text. cpu_weights: those of
+    each model. Raises HeadwayError."""
     configs = [
         EngineConfig(model_path=model, depth=0, device=device, dtype=dtype, cpu_weights=weights)  # type: ignore[arg-type]
         for model, weights in zip(models, cpu_weights, strict=True)
@@ -96,7 +97,7 @@ def compare(
 
 
 def _scores(config: EngineConfig, texts: Sequence[list[int]]) -> TokenLogprobs:
-    """Returns those of all tokens but each text's first. Raises HeadwayError."""
+    """Returns the log-probabilities of all tokens except each text's first. Raises HeadwayError."""
     engine = assemble(config, progress=lambda _: None)
     if engine.info.cpu_weights != config.cpu_weights:
         raise ConfigError(

@@ -33,7 +33,8 @@ class Device:
 
 
 def find_device(config: EngineConfig, gpu_memory_bytes: int | None) -> Device:
-    """gpu_memory_bytes: of a GPU that is meant, whatever is here, and taken to be recent.
+    """Returns the device of an inspection. gpu_memory_bytes: the memory of a recent GPU, which this machine
+    may lack; None: the device that the configuration selects here.
 
     Raises ConfigError.
     """

@@ -69,7 +69,7 @@ class Eagle3Layer:
         token_ids: torch.Tensor,  # [tokens] int64
         embedding: torch.Tensor,  # [vocab, hidden]
     ) -> Activation:
-        """Returns the normed embeddings beside the normed hidden states, [tokens, 2 * hidden]."""
+        """Returns the normed embeddings and hidden states side by side, [tokens, 2 * hidden]."""
         both = normed_side_by_side(
             hidden,
             token_ids,

@@ -86,7 +86,7 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of the weight in its format, without an expanded copy beside it."""
+        """Returns the bytes of the weight in its format, without its expanded copy."""
         stored = self._stored
         return _nbytes_of(stored._replace(many=None) if isinstance(stored, QuantizedWeight) else stored)
 

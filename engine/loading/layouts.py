@@ -20,7 +20,7 @@ from headway.engine.models.quantization import Block, Layout, Quantization
 from headway.engine.protocol.errors import ModelError
 
 WORD_BITS = 32
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the outputs of AWQ are
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the positions of AWQ outputs within a word
 EVERYTHING = slice(None)
 FLOATS = {"F32", "BF16", "F16"}
 EXPONENTS = {"U8", "F8_E8M0"}  # scales that are powers of two
@@ -54,7 +54,7 @@ class Part:
         return self.reader.get_slice(self.name).get_dtype()
 
     def read(self, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> torch.Tensor:
-        """rows, columns: of a matrix."""
+        """Returns the tensor. rows, columns: the part to be read of a matrix."""
         if len(self.shape) != 2:
             return self.reader.get_tensor(self.name)
         return self.reader.get_slice(self.name)[rows, columns]
@@ -259,7 +259,7 @@ class Gptq(Integers):
 
 
 class Awq(Integers):
-    """Integers of 4 bits in words along the outputs, inputs first, as AWQ's GEMM kernels want them."""
+    """Integers of 4 bits in words along the outputs, inputs first, in the order of AWQ's GEMM kernels."""
 
     _bits = 4
 
@@ -285,7 +285,7 @@ class Awq(Integers):
 
 
 class Groups:
-    """The groups of inputs of an output that share a scale. count: of groups."""
+    """The groups of inputs of an output that share a scale. count: the number of groups."""
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ class Groups:
         groups = self._listed.read().long()
         if not bool(((groups >= 0) & (groups < self.count)).all()) and not bool((groups == -1).all()):
             raise self._listed.fault(f"has groups that are not from 0 to {self.count - 1}")
-        # A list of weights whose inputs were quantised in their order may never have been filled.
+        # The list may be unfilled if inputs were quantised in their order.
         is_in_order = torch.equal(groups, torch.arange(len(groups)) // self._size)
         return None if is_in_order or bool((groups == groups[0]).all()) else groups
 
@@ -360,7 +360,7 @@ class SomeRows:
 
 
 def joined(pieces: Sequence[Coded | None]) -> Coded | None:
-    """Returns the outputs of one piece after those of the other; None where one is None."""
+    """Concatenates the outputs of the pieces; None if one of them is None."""
     read = [piece for piece in pieces if piece is not None]
     if len(read) < len(pieces):
         return None
@@ -377,7 +377,8 @@ def unpacked(
     bits: int,  # 4 or 8
     order: tuple[int, ...] | None = None,
 ) -> torch.Tensor:  # [n, words * 32 / bits] uint8
-    """order: where the codes of a word are, from its lowest bits on; None: one after the other."""
+    """Returns the codes of the words. order: their positions within a word, from its lowest bits on; None:
+    one after the other."""
     codes = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # lowest bits first
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
@@ -390,7 +391,7 @@ def _apply(
     grid: torch.Tensor,  # [n, ceil(inputs / size)], on any device
     size: int,
 ) -> torch.Tensor:
-    """Changes the values of an output by one of the grid for each `size` of them. Returns the values."""
+    """Changes each group of `size` values of an output by its value of the grid. Returns the values."""
     inputs, grid = values.shape[1], grid.to(values.device)
     if inputs % size == 0:
         change(values.view(len(values), -1, size), grid[:, :, None])
@@ -409,7 +410,7 @@ def _one_of(layer: str, parts: Mapping[str, Part], *kinds: str) -> Part:
 
 
 def _width(words: Part, shapes: Mapping[int, tuple[int, int]]) -> int:
-    """Returns the bits of a code. shapes: that the words have, by bits."""
+    """Returns the bits of a code. shapes: the expected shape of the words, by bits."""
     fitting = [bits for bits, shape in shapes.items() if shape == words.shape]
     if len(fitting) != 1:
         wanted = " or ".join(f"{list(shape)} ({bits} bits)" for bits, shape in shapes.items())
@@ -418,6 +419,6 @@ def _width(words: Part, shapes: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _word_range(first: int, last: int, bits: int) -> tuple[slice, int]:
-    """Returns (words that hold some codes, codes of the first word before them)."""
+    """Returns the words that hold the codes, and the number of earlier codes in the first word."""
     begin = first * bits // WORD_BITS
     return slice(begin, ceil(last * bits / WORD_BITS)), first - begin * WORD_BITS // bits

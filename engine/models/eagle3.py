@@ -31,15 +31,15 @@ class Eagle3Spec:
     """An EAGLE-3 head for a target: a projection of the target's residual stream at several layers, then
     layers of a decoder, the first of which also reads the embedding of the next token.
 
-    decoder: of its layers, with the target's vocabulary; its positions are not used. taps: the target's
-    layers at whose entrance the stream is read, ascending. other_taps: what the same ids mean to engines of
-    the other convention; None: that is known, or does not fit the target. fusion: what is normed before the
-    projection: nothing, all taps as one vector, or each by itself. norms_residual: the first layer adds to
-    the norm of what it reads instead of to that itself. carries: what the next draft reads, the layers' sum
-    before or after the final norm. has_embedding: the embedding is its own, not the target's. mask_token_id:
-    of a P-EAGLE head (arXiv:2602.01469), which makes all drafts in one pass, the token that stands for a
-    draft; None: they are made one after the other. mask_axes: of the stored taps that stand for those of a
-    draft.
+    decoder: the spec of its layers, with the target's vocabulary; its positions are not used. taps: the
+    target's layers at whose input the stream is read, ascending. other_taps: the meaning of the same ids in
+    the other convention; None: the convention is known, or the other one does not fit the target. fusion: the
+    norms before the projection: none, one of all taps together, or one for each. norms_residual: the first
+    layer adds to the norm of what it reads instead of to that itself. carries: what the next draft reads, the
+    layers' sum before or after the final norm. has_embedding: the embedding is its own, not the target's.
+    mask_token_id: of a P-EAGLE head (arXiv:2602.01469), which makes all drafts in one pass, the token that
+    stands for a draft; None: they are made one after the other. mask_axes: of the stored taps that stand for
+    those of a draft.
     """
 
     decoder: ModelSpec
@@ -56,8 +56,8 @@ class Eagle3Spec:
 
 
 def read_eagle3_spec(folder: Path, target: ModelSpec, taps: tuple[int, ...] | None = None) -> Eagle3Spec:
-    """Reads `config.json` of a drafter's folder. taps: instead of those that it says. Raises ModelError for
-    what is wrong, for what is not computed, and for a head that does not fit the target."""
+    """Reads `config.json` of a drafter's folder. taps: replace those of the file. Raises ModelError for
+    faults, for features that are not computed, and for a head that does not fit the target."""
     file = folder / "config.json"
     content = read_json_object(file)
     if content is None:
@@ -98,7 +98,7 @@ def read_eagle3_spec(folder: Path, target: ModelSpec, taps: tuple[int, ...] | No
 
 class _Keys:
     """The keys of a config.json outside its decoder, with errors that name the file. Those of `eagle_config`
-    go before the outermost."""
+    override the outermost ones."""
 
     def __init__(self, content: Mapping[str, object], file: Path) -> None:
         inner = content.get("eagle_config") or {}
@@ -140,7 +140,7 @@ class _Keys:
         return found
 
     def mask_token(self, vocab_size: int) -> int | None:
-        """Returns the token that stands for drafts of a head that makes them all in one pass."""
+        """Returns the mask token of a head that makes all drafts in one pass."""
         found = [(key, self._value(key)) for key in self._mask_keys if self._value(key) is not None]
         if not found:
             if self.content.get("speculators_model_type") == "peagle":
@@ -152,11 +152,11 @@ class _Keys:
         return token
 
     def taps(self, num_layers: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Returns the layers at whose entrance the stream is read, and those that the ids may mean instead.
+        """Returns the layers at whose input the stream is read, and those of the other convention.
 
         speculators and vLLM count the layers that the stream enters; SGLang's `eagle_config` those that it
-        leaves, each one less. Heads are published with either in either place: what its place says comes
-        first, if it fits the model.
+        leaves, each one less. Heads are published with either convention in either place: the one of its
+        place comes first, if it fits the model.
         """
         inner, outer = self._inner.get(TAP_KEY), self.content.get(TAP_KEY)
         found, steps = (inner, (1, 0)) if inner else (outer, (0, 1))
@@ -173,7 +173,7 @@ class _Keys:
     def _fitting(
         self, meant: list[tuple[int, ...]], num_layers: int, said: str, least: int
     ) -> list[tuple[int, ...]]:
-        """Returns the taps that the model has, at least one. least: of the numbers of the first."""
+        """Returns the taps that the model has, at least one. least: the number of the first layer."""
         fitting = [taps for taps in meant if _has_taps(taps, num_layers)]
         if not fitting:
             raise self.error(
@@ -189,8 +189,8 @@ class _Keys:
         return "whole_norm" if of_whole else "part_norms" if of_parts else "plain"
 
     def norms_residual(self) -> bool:
-        """Returns what the original layout leaves out where it is false; readers of the speculators layout
-        disagree about its default."""
+        """Returns norm_before_residual, which the original layout leaves out if it is false. It must be given
+        in the speculators layout, whose readers disagree about the default."""
         if self.is_speculators and self._value("norm_before_residual") is None:
             raise self.error(
                 "norm_before_residual is missing; give it as the head was trained, true or false"
@@ -203,7 +203,7 @@ def _has_taps(taps: tuple[int, ...], num_layers: int) -> bool:
 
 
 def _given(taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """Returns taps that a start sets. Raises ModelError for layers that the model lacks."""
+    """Returns the taps that a start sets. Raises ModelError for layers that the model lacks."""
     if not _has_taps(taps, num_layers):
         shown = ",".join(map(str, taps))
         raise ModelError(

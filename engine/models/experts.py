@@ -32,7 +32,7 @@ EXPERT_PARTS = {
 def with_experts(
     names: WeightNames, spec: ModelSpec, parts: Mapping[str, tuple[str, ...]] = EXPERT_PARTS
 ) -> WeightNames:
-    """Returns the names with those of the single experts, of Qwen's families or as parts has them."""
+    """Returns the names with those of single experts, as in Qwen's families or in `parts`."""
     return replace(names, experts=ExpertNames(num_experts_of(spec), parts))
 
 
@@ -41,14 +41,14 @@ def expert_decoder_names(
     routed_names: Mapping[str, str] = ROUTED_NAMES,
     parts: Mapping[str, tuple[str, ...]] = EXPERT_PARTS,
 ) -> WeightNames:
-    """Returns the names that transformers gives to the tensors of a decoder with experts, Qwen's or those
-    named."""
+    """Returns transformers' names of the tensors of a decoder with experts, as in Qwen's families or as
+    given."""
     routed = {f"layers.{{}}.{path}": f"model.layers.{{}}.{name}" for path, name in routed_names.items()}
     return with_experts(WeightNames(DECODER_NAMES | routed), spec, parts)
 
 
 def num_experts_of(spec: ModelSpec) -> int:
-    """Returns how many experts a token chooses from in every layer that has experts; 0: no layer has any."""
+    """Returns the number of experts in each layer that has some; 0 if no layer has any."""
     layers = spec.layers if spec.draft_head is None else (*spec.layers, spec.draft_head.layer)
     found = (layer.feed_forward for layer in layers)
     return next((part.num_experts for part in found if isinstance(part, ExpertsSpec)), 0)
@@ -64,7 +64,7 @@ def experts_spec(
     shared_size: int | None = None,
 ) -> ExpertsSpec:
     """shared_size: the intermediate size of the shared expert; None: there is none. Raises ModelError for
-    what is not computed."""
+    features that are not computed."""
     if top_k > num_experts:
         raise resolved.error(
             f"num_experts_per_tok is {top_k}; it must be at most the number of experts, {num_experts}"
@@ -82,8 +82,8 @@ def experts_spec(
 def with_dense_layers(
     spec: ModelSpec, dense: DenseSpec, *, sparse_step: int, dense_layers: Collection[int]
 ) -> ModelSpec:
-    """Returns the spec with a dense feed-forward in the named layers, and in all but every sparse_step-th,
-    those counted from 1."""
+    """Returns the spec with a dense feed-forward in the named layers and in all except every sparse_step-th
+    one, counted from 1."""
     layers = tuple(
         replace(layer, feed_forward=dense) if index in dense_layers or (index + 1) % sparse_step else layer
         for index, layer in enumerate(spec.layers)

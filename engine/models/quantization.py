@@ -163,7 +163,7 @@ class _Keys(msgspec.Struct):
     dynamic: dict[str, object] | None = None
     version: str | None = None
     backend: str | None = None
-    # what stays as it is, by each format's word for it
+    # the layers that are not quantised, by each format's key
     modules_to_not_convert: list[str] | None = None
     ignored_layers: list[str] | None = None
     ignore: list[str] | None = None
@@ -171,7 +171,7 @@ class _Keys(msgspec.Struct):
 
     @property
     def gptq_format(self) -> str:
-        """Returns the rarer one where the two keys for it differ."""
+        """Returns the format of GPTQ; the rarer one if its two keys differ."""
         named = {self.checkpoint_format or "gptq", self.format or "gptq"} - {"gptq"}
         return "marlin" if self.is_marlin_format else min(named, default="gptq")
 
@@ -182,7 +182,7 @@ class _Keys(msgspec.Struct):
     @property
     def kept(self) -> tuple[str, ...]:
         lists = (self.modules_to_not_convert, self.ignored_layers, self.ignore, self.exclude_modules)
-        # "-:pattern" of GPTQ leaves layers as they are; of other patterns the files tell.
+        # "-:pattern" of GPTQ excludes layers; the effect of other patterns shows in the files.
         left = [f"re:{key[2:]}" for key in self.dynamic or {} if key.startswith("-:")]
         return tuple(name for names in (*lists, left) for name in names or ())
 
@@ -190,9 +190,10 @@ class _Keys(msgspec.Struct):
 def read_quantization(
     content: Mapping[str, object], error: Callable[[str], ModelError]
 ) -> Quantization | None:
-    """Returns None where no weights are quantised. Raises `error` for a format that is not read.
+    """Returns the quantisation; None if no weights are quantised. Raises `error` for a format that is not
+    read.
 
-    content: of config.json, with the object that another file has for it under the file's name.
+    content: that of config.json, with the object of another file under the file's name.
     """
     for name in KEYS:
         found = content.get(name)
@@ -209,7 +210,7 @@ def read_quantization(
             and keys.quant_algo is None
             and keys.kv_cache_quant_algo is not None
         ):
-            return None  # the KV cache alone
+            return None  # only the KV cache
         patterns = [kept for kept in keys.kept if kept.startswith("re:") or "*" in kept]
         if len(patterns) > MAX_PATTERNS or max(map(len, patterns), default=0) > MAX_PATTERN_CHARACTERS:
             raise error(
@@ -225,7 +226,7 @@ def read_quantization(
 
 
 def _refusal(keys: _Keys) -> str | None:
-    """Returns what is not read; None where all is."""
+    """Returns a description of what is not supported; None if all is."""
     match keys.quant_method:
         case "fp8":
             return None if keys.fmt in ("e4m3", "float8_e4m3fn") else f"fp8 of the kind {keys.fmt}"
@@ -265,7 +266,7 @@ def _remedy(refusal: str) -> str:
 
 
 def _quantization(keys: _Keys) -> Quantization:
-    """keys: of a format that is read."""
+    """Returns the quantisation. keys: those of a format that is read."""
     layouts, strategies, blocks, sizes = _scales_of(keys)
     names, patterns = _lists(keys)
     targets = {target for group in keys.config_groups.values() for target in group.targets}
@@ -331,7 +332,7 @@ def _form(keys: _Keys, group: _Group) -> str:
 
 
 def _lists(keys: _Keys) -> tuple[frozenset[str], list[str | None]]:
-    """Returns (names, shell patterns). A pattern is None where no shell pattern says the same."""
+    """Returns (names, shell patterns). A pattern is None if no shell pattern is equivalent."""
     patterns: list[str | None] = []
     for name in keys.kept:
         if name.startswith("re:"):

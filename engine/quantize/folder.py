@@ -35,8 +35,8 @@ OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.gguf", "*.onnx")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """num_quantized: weights with scales. bytes_before, bytes_after: of all tensors. kept: the layers whose
-    weights stay as they are."""
+    """The result of quantising. num_quantized: the number of weights with scales. bytes_before, bytes_after:
+    the sizes of all tensors. kept: the layers whose weights are not quantised."""
 
     num_quantized: int
     bytes_before: int
@@ -55,8 +55,8 @@ def quantize_folder(
 ) -> Written:
     """Writes `target` from `source`. Raises ModelError or OSError.
 
-    name: of FORMATS. with_lm_head: its weight is quantised, too. progress: called with the share that is
-    done.
+    name: a key of FORMATS. with_lm_head: the lm_head is quantised, too. progress: called with the finished
+    share.
     """
     own = FORMATS[name]
     content = read_json_object(source / "config.json") or {}
@@ -141,7 +141,7 @@ def _write_tensors(
 ) -> tuple[int, int]:
     """Returns the bytes of all tensors before and after. Writes files of about SHARD_BYTES.
 
-    parts_of: what is written of a tensor, by name.
+    parts_of: returns the tensors that are written for one tensor, by name.
     """
     sizes = {name: _bytes_of(reader.get_slice(name)) for name, reader in stored.items()}
     total, done, written = sum(sizes.values()), 0, 0

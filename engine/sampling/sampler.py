@@ -18,7 +18,7 @@ SCORED_AT_ONCE = 64  # tokens, so that the memory between logits and log-probabi
 def pick_tokens(
     logits: torch.Tensor,  # [rows, window, vocab]
     rows: RowTensors,
-    positions: torch.Tensor,  # [rows] int64: of the token picked at window place 0
+    positions: torch.Tensor,  # [rows] int64: of the token sampled at window index 0
     window_tokens: torch.Tensor,  # [rows, n] int64: after those in the rows' counts; place 0 sees n - window + 1
     *,
     masks: Masks | None = None,

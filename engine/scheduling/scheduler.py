@@ -56,9 +56,9 @@ from headway.engine.scheduling.updates import fault_event
 class Scheduler:
     """Mutable: owns the requests, the blocks and the rows. Only the loop calls it.
 
-    At most one step may be unread when `plan` is called. prefill: by default DEFAULT_CHUNK prompt tokens in
-    each step. num_checkpoints: copies of row state for prefix hits; None: the model's layers keep no row
-    state. prompt_grid: the positions at whose multiples prompts are cut (ModelSpec.prompt_grid).
+    At most one step may be unread when `plan` is called. prefill: by default it allows DEFAULT_CHUNK prompt
+    tokens in each step. num_checkpoints: the number of copies of row state for prefix hits; None: the model's
+    layers have no row state. prompt_grid: see ModelSpec.
     """
 
     def __init__(

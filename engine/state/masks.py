@@ -43,7 +43,7 @@ class MaskTable:
         self._allowed = torch.zeros(num_rows, window, words, dtype=torch.int32, pin_memory=is_gpu)
         self._entries = torch.full((num_rows,), -1, dtype=torch.int64, pin_memory=is_gpu)
         self._on_device = Masks(self._entries.to(device), self._allowed.to(device))
-        # Copies run beside the forward pass of the step.
+        # Copies run concurrently with the forward pass of the step.
         self._stream = torch.Stream(device=device) if is_gpu else None
         self.buffer = MaskBuffer(self._allowed.data_ptr(), num_rows, window, words)
 

@@ -95,8 +95,8 @@ def wanted_model_len(config: EngineConfig, model: ModelSpec) -> int:
 
 
 def held_model_len(max_model_len: int, *, num_blocks: int, block_size: int) -> int:
-    """Returns the tokens that one request can have in the blocks that `num_kv_blocks` counted for
-    max_model_len: that number, or less where it was cut to what fits."""
+    """Returns the most tokens of one request in the blocks that `num_kv_blocks` returned for max_model_len:
+    that number, or less if it was cut to what fits."""
     return min(max_model_len, (num_blocks - 1) * block_size)
 
 

@@ -90,7 +90,7 @@ class RowTensors:
     # [N] int64: tokens that its output is predicted to be, and the position at which the output begins
     prediction_lengths: Annotated[torch.Tensor, Column(source=lambda s: len(s.prediction_token_ids))]
     output_starts: Annotated[torch.Tensor, Column(source=lambda setup: setup.num_prompt_tokens)]
-    # [N] int64, 0: n-gram lookup gives no drafts beside another drafter
+    # [N] int64, 0: n-gram lookup does not draft together with another drafter
     joins_ngrams: Annotated[torch.Tensor, Column(source=lambda setup: setup.joins_ngrams)]
     processors: LogitsProcessorState | None = (
         None  # of the same rows, if any of them uses some; in memory of its own

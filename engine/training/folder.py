@@ -42,8 +42,8 @@ def write_card(
     drafted: float,
     acceptance: Mapping[float, Sequence[float]],
 ) -> str:
-    """Writes README.md and returns it. drafted: the share of held-out tokens that can be drafted.
-    acceptance: by temperature, the shares of rounds whose first drafts are kept."""
+    """Writes README.md and returns its text. drafted: the share of held-out tokens that can be drafted.
+    acceptance: for each temperature, the shares of rounds whose first drafts were accepted."""
     rows = [
         f"| {temperature:g} | " + " | ".join(f"{share:.3f}" for share in shares) + " |"
         for temperature, shares in sorted(acceptance.items())

@@ -40,8 +40,8 @@ class Coverage:
 @dataclass(slots=True)
 class Outcome:
     """Mutable: the check is its only writer. scored: trials whose log-probabilities were compared at each
-    token; those of others are compared at one token after the run, behind the cache that it wrote. restarted:
-    trials of another engine than the references'."""
+    token; those of others are compared at one token after the run, computed with the cache that it wrote.
+    restarted: the trials of another engine than that of the references."""
 
     differences: list[Difference] = field(default_factory=list)
     coverage: Coverage = field(default_factory=Coverage)
@@ -184,9 +184,9 @@ class Check:
 
     def _probe(self, trials: Sequence[Trial], start: int) -> list[Answer]:
         """Returns the token at position `start` of each trial's output with its log-probabilities, computed
-        behind the cache that the trial wrote. start: 0 for models whose prompts cannot continue after
-        generated tokens, which are computed in another form: the prompt then continues from the recurrent
-        state that the trial stored."""
+        with the cache that the trial wrote. start: 0 for models whose prompts cannot continue after generated
+        tokens, which are computed in another form: the prompt then continues from the recurrent state that
+        the trial stored."""
         jobs = []
         for trial in trials:
             text = self._texts[trial.text]

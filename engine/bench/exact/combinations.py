@@ -51,7 +51,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of a text under a combination. index: of the trial; text: index of the text."""
+    """One run of a text under a combination. index: the index of the trial; text: that of the text."""
 
     index: int
     text: int
@@ -118,7 +118,7 @@ def make_groups(trials: Sequence[Trial], chance: random.Random) -> list[Group]:
         count = max(-(-len(own) // setting.company), min(2, len(own)))
         first = chance.randrange(2)
         for number in range(count):
-            # At once and spread alternate with every second group, so that all four kinds occur.
+            # is_spread alternates with every second group, so that all four kinds of groups occur.
             is_spread = (first + number + number // 2) % 2 == 0
             groups.append(Group(setting, tuple(own[number::count]), (first + number) % 2 == 0, is_spread))
     chance.shuffle(groups)

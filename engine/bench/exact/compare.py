@@ -14,8 +14,8 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which two runs differ. position: in the output, from 0. scores: of the token, then
-    of the most probable ones; empty where the run returned none."""
+    """The first place at which two runs differ. position: the index in the output. scores: the score of the
+    token, then those of the most probable ones; empty if the run returned none."""
 
     trial: int
     text: int

@@ -40,8 +40,8 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """num_combinations: that were drawn, each at least least_draws times. differences: the first
-    MAX_KEPT_DIFFERENCES, in the order in which they were found."""
+    """The result of a run. num_combinations: the number of drawn ones, each at least least_draws times.
+    differences: the first MAX_KEPT_DIFFERENCES, in the order in which they were found."""
 
     command: str
     device_name: str
@@ -66,7 +66,7 @@ class Report:
 def levels_of(
     trials: Sequence[Trial], differing: set[int], scored: set[int], restarted: set[int], second_engine: str
 ) -> list[Level]:
-    """Returns the counts by factor; "compared" tells where log-probabilities are."""
+    """Returns the counts by factor; "compared" says at which tokens log-probabilities are compared."""
     levels: list[Level] = []
     factors = {name: [value(trial.combination) for trial in trials] for name, value in FACTORS.items()}
     every = "log-probabilities of each token"

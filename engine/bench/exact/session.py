@@ -71,7 +71,7 @@ class _CountingRunner:
 class Session:
     """Mutable: owns the engine and its loop; each call of `serve` begins and ends with an idle engine.
 
-    prompt_grid: of the model, see ModelSpec. counting: of the engine that runs now.
+    prompt_grid: see ModelSpec. counting: the counts of the running engine.
     """
 
     def __init__(self, start: Callable[[], Engine], start_again: Callable[[], Engine]) -> None:

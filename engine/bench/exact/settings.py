@@ -29,7 +29,7 @@ BORDERS_OF_PROMPTS = 3  # within the longest prompt of a model with recurrent la
 class Settings:
     """Lengths in tokens. num_texts: requests that differ; the others repeat them under further combinations.
     companies: sizes of the company, 1 for a request alone. chunks: prompt tokens of a step besides the
-    engine's own policy. num_soaked: requests of the soak. num_tokens: of each output. engine: see
+    engine's own policy. num_soaked: requests of the soak. num_tokens: the tokens of each output. engine: see
     `common_config`."""
 
     engine: EngineConfig
@@ -71,7 +71,7 @@ class Settings:
         if self.depth == 0:
             drafter = "none"
         elif self.has_recorded_drafts:
-            drafter = "ngram"  # which looks up what the requests are told to become
+            drafter = "ngram"  # it looks up the predicted outputs of the requests
         return msgspec.structs.replace(
             self.engine,
             depth=self.depth,

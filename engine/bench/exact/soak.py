@@ -51,7 +51,7 @@ class Soak:
         tell: Callable[[str], None],
     ) -> None:
         """texts: those that requests repeat, cut at other lengths; empty: each request has one of its own.
-        predictions: of the outputs of texts, by their indices."""
+        predictions: the predicted outputs of texts, by their indices."""
         self._texts, self._predictions = texts, predictions
         self._session, self._prompts, self._tell = session, prompts, tell
         self._num_requests, self._num_tokens = num_requests, num_tokens

@@ -54,7 +54,7 @@ class Text:
 class Job:
     """One run of a request. salt: keeps its cached prefix apart. preempt_at: output tokens after which it is
     preempted once; None: never. forgets_blocks: it finds none of its blocks in the cache afterwards.
-    prediction: what its output is told to be; n-gram lookup drafts from it."""
+    prediction: its predicted output, from which n-gram lookup drafts."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -88,8 +88,8 @@ def joined_prompts(texts: Sequence[list[int]]) -> Prompts:
 
 
 def random_length(chance: random.Random, most: int, border: int) -> int:
-    """Returns the length of a prompt: often at a multiple of `border`, else as many short ones as long
-    ones."""
+    """Returns the length of a prompt: often a multiple of `border`, or else from a log-uniform
+    distribution."""
     if chance.random() < SHARE_AT_BORDERS and most > border:
         end = border * chance.randint(1, most // border)
         return min(end + chance.choice((-1, 0, 1)), most)

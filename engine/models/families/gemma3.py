@@ -102,7 +102,7 @@ def read_text_part(resolved: ResolvedConfig) -> ModelSpec:
 
 
 def gemma_spec(resolved: ResolvedConfig, keys: GemmaKeys, *, has_qk_norm: bool) -> ModelSpec:
-    """Raises ModelError for what is not computed."""
+    """Returns the spec of a Gemma model. Raises ModelError for features that are not computed."""
     norm = replace(norm_spec(resolved), unit_offset=True)
     if keys.use_bidirectional_attention:
         raise resolved.error(
@@ -132,7 +132,7 @@ def gemma_spec(resolved: ResolvedConfig, keys: GemmaKeys, *, has_qk_norm: bool) 
 
 
 def _soft_cap(resolved: ResolvedConfig, key: str) -> float:
-    """Returns 0 where there is none."""
+    """Returns the soft cap, 0 if there is none."""
     cap = getattr(resolved.keys, key)
     if cap is not None and cap <= 0:
         raise resolved.error(f"{key} is {cap}; it must be above 0, or null")

@@ -35,7 +35,7 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
 
 def decoder(resolved: ResolvedConfig, feed_forward: DenseSpec | ExpertsSpec) -> ModelSpec:
     """Returns a decoder whose layers all have that feed-forward. The keys are MistralKeys. Raises ModelError
-    for what is not computed."""
+    for features that are not computed."""
     keys = resolved.keys
     assert isinstance(keys, MistralKeys)
     if keys.attention_chunk_size is not None:

@@ -79,7 +79,7 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
 
 def hybrid_spec(resolved: ResolvedConfig, feed_forward: DenseSpec | ExpertsSpec) -> ModelSpec:
     """Returns the decoder and the MTP head, whose layers all have that feed-forward. The keys are
-    Qwen3_5Keys. Raises ModelError for what is not computed."""
+    Qwen3_5Keys. Raises ModelError for features that are not computed."""
     keys, norm = resolved.keys, replace(norm_spec(resolved), unit_offset=True)
     assert isinstance(keys, Qwen3_5Keys)
     attention = attention_spec(
@@ -137,8 +137,8 @@ def hybrid_names(
     vision_prefixes: tuple[str, ...] = (),
     further: Mapping[str, str] = MappingProxyType({}),
 ) -> WeightNames:
-    """model_prefix: what the names of the decoder's tensors begin with. further: names of tensors of a layer,
-    beside those of a dense one, by path."""
+    """Returns the names of the tensors. model_prefix: the beginning of the names of the decoder's tensors.
+    further: the names of a layer's tensors besides those of a dense one, by path."""
     own, layer = LAYER_NAMES | dict(further), f"{model_prefix}layers.{{}}."
     decoder = {
         "embedding": f"{model_prefix}embed_tokens.weight",

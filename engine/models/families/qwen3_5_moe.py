@@ -29,7 +29,7 @@ def read(resolved: ResolvedConfig) -> ModelSpec:
 
 
 def shared_experts_spec(resolved: ResolvedConfig, *, normalises: bool) -> ExpertsSpec:
-    """resolved: of Qwen3_5MoeKeys. Returns experts, one of them shared."""
+    """Returns experts, one of them shared. The keys are Qwen3_5MoeKeys."""
     keys = resolved.keys
     assert isinstance(keys, Qwen3_5MoeKeys)
     return experts_spec(

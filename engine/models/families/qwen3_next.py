@@ -1,6 +1,6 @@
-"""Qwen3-Next (80B-A3B, Coder-Next): what Qwen3.5 with experts computes, but for what its config.json can say
-besides. Its checkpoints keep the projections of delta nets by head, and their config.json does not tell of
-the MTP head that they have."""
+"""Qwen3-Next (80B-A3B, Coder-Next): the computation of Qwen3.5 with experts, with further keys in
+config.json. Its checkpoints store the projections of delta nets by head, and have an MTP head that
+config.json does not mention."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def names(spec: ModelSpec) -> WeightNames:
 
 
 def _regrouped(delta: DeltaNetSpec) -> dict[str, RowGroups]:
-    """A group of rows is what belongs to a head of keys: its query, its key, the values and the output gates
-    of its heads of values; and their gates b and a."""
+    """A group of rows belongs to one key head: its query, its key, and the values and output gates of its
+    value heads; another one has their gates b and a."""
     keys, values = delta.key_dim, delta.num_value_heads // delta.num_key_heads * delta.value_dim
     gates, groups = delta.num_value_heads // delta.num_key_heads, delta.num_key_heads
     qkvz, ba = 2 * keys + 2 * values, 2 * gates
