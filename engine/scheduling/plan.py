@@ -87,7 +87,7 @@ class PrefillChunk:
     hidden_block_id: the block that stores the hidden state of token start - 1, for the first chunk after a
     prefix hit; None if start is 0 or the chunk continues the row's previous one. is_last: a token is sampled
     after this chunk, and the row takes part in rounds from the next step on. is_generated: the tokens were
-    generated before the request was preempted. This is told apart only where prompts are cut on a grid (see
+    generated before the request was preempted. It is set only where prompts are cut on a grid (see
     `chunk_end`), so that no chunk has tokens of both kinds; elsewhere it is False. scored_token_ids: the
     prompt's tokens start + 1, start + 2, ... whose log-probabilities are wanted, each with those of num_top
     tokens.

@@ -17,12 +17,12 @@ class StatePool:
     """Holds the state that specs declare. Layers and the drafter write to the tensors; the pool itself only
     zeros blocks, and copies the state of rows to checkpoints and back.
 
-    By spec a tensor has the shape
+    The shape of a tensor by its spec:
         PagedSpec   [num_blocks, block_size, *shape]
         BlockSpec   [num_blocks + 1, *shape]; the last entry belongs to no block
         RowSpec     [num_rows + num_checkpoints + 2, *shape]: by state id, then by checkpoint; the entry
                     before the last is zero, the last belongs to no row; scratch: [num_rows, *shape]
-    Layers with equal specs share one allocation, their parts of which are apart.
+    Layers with equal specs share one allocation, in which each has a part of its own.
     """
 
     def __init__(

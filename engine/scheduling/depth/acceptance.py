@@ -115,7 +115,7 @@ class Population:
         return max(1 + self.mean_advantage, _LEAST_RATE)
 
     def _change_first_rate(self, times: float) -> float:
-        """Returns the logarithm of the factor by which the rate changed."""
+        """Multiplies the rate of the first draft. Returns the logarithm of the factor by which it changed."""
         if not self.rates:
             return 0.0
         before = self.rates[0]
