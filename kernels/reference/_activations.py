@@ -48,16 +48,15 @@ def gated_product(
     elements at once are one thread's. Its gelu is like that. Columns beyond the last BYTES_AT_ONCE it
     computes by others, and so those are filled up, lest a share of the columns had other bits.
     """
-    most = _ELEMENTS_OF_ONE_THREAD[activation]
-    missing = -gate.shape[1] % (BYTES_AT_ONCE // gate.element_size())
+    most, width = _ELEMENTS_OF_ONE_THREAD[activation], gate.shape[1]
+    missing = -width % (BYTES_AT_ONCE // gate.element_size())
     if missing > 0:
-        filled = [functional.pad(part, (0, missing)) for part in (gate, up)]
-        return gated_product(filled[0], filled[1], activation)[:, : gate.shape[1]].contiguous()
+        gate = functional.pad(gate, (0, missing))
     if gate.numel() <= most:
-        return _activated(gate, activation).mul_(up)
+        return _activated(gate, activation)[:, :width].mul_(up).contiguous()
     step = max(most // gate.shape[1], 1)
     parts = zip(torch.split(gate, step), torch.split(up, step), strict=True)
-    return torch.cat([_activated(some, activation).mul_(others) for some, others in parts])
+    return torch.cat([_activated(some, activation)[:, :width].mul_(others) for some, others in parts])
 
 
 def _activated(gate: torch.Tensor, activation: GateActivation) -> torch.Tensor:
