@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.recurrent.mamba import (
     mamba_state_selective_copy as mamba_state_selective_copy_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, power_of_two, tl
 
 _BLOCK = 1024
 # States are copied as bits, so that every dtype is.
@@ -43,6 +43,7 @@ def _copy_kernel(
         )
 
 
+@falls_back_to(mamba_state_selective_copy_twin)
 def mamba_state_selective_copy(
     intermediate_states: torch.Tensor,  # [layers, slots, S+1, *state]: after each token of the window
     current_states: torch.Tensor,  # [layers, slots, *state], in place
@@ -52,20 +53,15 @@ def mamba_state_selective_copy(
     num_layers: int,
 ) -> None:
     """current[l, slot] = intermediate[l, slot, accepted] for the decode rows; slots are distinct."""
-    if takes_triton(current_states):
-        check_dense(prefill_status, state_idx, accepted_counts)
-        rows, size = prefill_status.numel(), current_states[0, 0].numel()
-        assert intermediate_states[0, 0, 0].is_contiguous(), intermediate_states.stride()
-        assert current_states[0, 0].is_contiguous(), current_states.stride()
-        bits = _BITS[current_states.element_size()]
-        block = min(power_of_two(size), _BLOCK)
-        if rows > 0:
-            _copy_kernel[(rows, blocks_of(size, block), num_layers)](
-                intermediate_states.view(bits), current_states.view(bits), prefill_status, state_idx,
-                accepted_counts, size, *intermediate_states.stride()[:3], *current_states.stride()[:2],
-                BLOCK=block,
-            )  # fmt: skip
-        return
-    mamba_state_selective_copy_twin(
-        intermediate_states, current_states, prefill_status, state_idx, accepted_counts, num_layers
-    )
+    check_dense(prefill_status, state_idx, accepted_counts)
+    rows, size = prefill_status.numel(), current_states[0, 0].numel()
+    assert intermediate_states[0, 0, 0].is_contiguous(), intermediate_states.stride()
+    assert current_states[0, 0].is_contiguous(), current_states.stride()
+    bits = _BITS[current_states.element_size()]
+    block = min(power_of_two(size), _BLOCK)
+    if rows > 0:
+        _copy_kernel[(rows, blocks_of(size, block), num_layers)](
+            intermediate_states.view(bits), current_states.view(bits), prefill_status, state_idx,
+            accepted_counts, size, *intermediate_states.stride()[:3], *current_states.stride()[:2],
+            BLOCK=block,
+        )  # fmt: skip

@@ -5,9 +5,10 @@ Knows no operation. Without Triton (macOS) the kernels stay plain functions that
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
@@ -23,6 +24,8 @@ except ImportError:
     triton = tl = gluon = gl = hopper = mma_v2 = TensorDescriptor = None
 
 _IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Kernel(Protocol):
@@ -71,6 +74,23 @@ def takes_triton(tensor: torch.Tensor) -> bool:
     return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
 
 
+def falls_back_to(twin: Callable[_P, _R]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Makes a launcher call its twin where Triton does not take the first tensor among the arguments.
+
+    Launchers of operations that run in every layer decide for themselves, without the search.
+    """
+
+    def wrap(launch: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(launch)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            first = next(a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
+            return launch(*args, **kwargs) if takes_triton(first) else twin(*args, **kwargs)
+
+        return call
+
+    return wrap
+
+
 def takes_gluon(tensor: torch.Tensor) -> bool:
     """CUDA tensors; nothing interprets Gluon."""
     return gluon is not None and tensor.is_cuda and not _IS_INTERPRETED
@@ -103,6 +123,7 @@ __all__ = [
     "blocks_of",
     "check_dense",
     "constexpr_function",
+    "falls_back_to",
     "gl",
     "gluon_jit_once_for",
     "hopper",

@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.speculation.advance_draft_step import (
     advance_draft_step as advance_draft_step_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit_once_for, tl
 from headway.kernels.speculation._device_functions import slot_or_none
 
 _ROWS = 128
@@ -44,6 +44,7 @@ def _advance_kernel(
     tl.store(length_ptr + request, length, mask=is_request)
 
 
+@falls_back_to(advance_draft_step_twin)
 def advance_draft_step(
     positions: torch.Tensor,  # [R] integer: of the tokens that the drafter has seen last
     block_table: torch.Tensor,  # [R, max_blocks] integer
@@ -61,18 +62,6 @@ def advance_draft_step(
     are -1; nothing else is written there. After vLLM's `eagle_step_update_slot_mapping_and_metadata`; the
     twin says what the engine does instead.
     """
-    if not takes_triton(positions):
-        advance_draft_step_twin(
-            positions,
-            block_table,
-            seq_lens,
-            block_size,
-            max_model_len,
-            out_positions,
-            out_slot_mapping,
-            input_batch_size,
-        )
-        return
     check_dense(positions, seq_lens, out_positions, out_slot_mapping)
     assert block_table.stride(1) == 1, "block ids of a row stand side by side"
     rows = len(positions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.speculation.begin_decode import begin_decode as begin_decode_twin
-from headway.kernels.runtime._triton import check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import check_dense, falls_back_to, jit_once_for, tl
 from headway.kernels.types._row_state import RowState
 
 _BLOCKS, _WARPS = 1024, 4
@@ -58,6 +58,7 @@ def _start_kernel(
         tl.store(table_ptr + row * table_stride + place, block, mask=place < max_blocks)
 
 
+@falls_back_to(begin_decode_twin)
 def begin_decode(
     rows: RowState,  # in place: all but limits, depth_caps, grants and prefill_status
     index: torch.Tensor,  # [n] int64: rows, each once
@@ -66,9 +67,6 @@ def begin_decode(
     block_size_tokens: int,
 ) -> None:
     """Makes these rows take part from the next round on; the token is the first that is not in the cache."""
-    if not takes_triton(tokens):
-        begin_decode_twin(rows, index, tokens, lengths, block_size_tokens)
-        return
     vectors = (
         rows.last_tokens,
         rows.kv_lengths,

@@ -8,7 +8,7 @@ from headway.kernels.reference.speculation._window import check_padding_slots
 from headway.kernels.reference.speculation.expand_drafter_inputs import (
     expand_drafter_inputs as expand_drafter_inputs_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit_once_for, tl
 
 _TOKENS, _WARPS = 256, 2
 
@@ -62,6 +62,7 @@ def _expand_kernel(
         tl.store(mapping_ptr + start + rank, place, mask=rank < next_start - start)
 
 
+@falls_back_to(expand_drafter_inputs_twin)
 def expand_drafter_inputs(
     target_token_ids: torch.Tensor,  # [tokens] integer
     target_positions: torch.Tensor,  # [tokens] integer
@@ -90,18 +91,6 @@ def expand_drafter_inputs(
     Raises ValueError where num_padding_slots is below 1. After vLLM's `copy_and_expand_eagle_inputs_kernel`;
     the twin shows an example and says what the engine does instead.
     """
-    if not takes_triton(target_token_ids):
-        return expand_drafter_inputs_twin(
-            target_token_ids,
-            target_positions,
-            next_token_ids,
-            query_start_loc,
-            query_end_loc,
-            padding_token_id=padding_token_id,
-            parallel_token_id=parallel_token_id,
-            num_padding_slots=num_padding_slots,
-            shift=shift,
-        )
     check_padding_slots(num_padding_slots)
     check_dense(target_token_ids, target_positions, next_token_ids, query_start_loc, query_end_loc)
     num_tokens, num_requests = len(target_token_ids), len(next_token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.speculation.extend_queries import extend_queries as extend_queries_twin
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit_once_for, tl
 
 _ROWS = 128
 
@@ -29,6 +29,7 @@ def _extend_kernel(
     tl.store(new_length_ptr + request, length + n, mask=is_request)
 
 
+@falls_back_to(extend_queries_twin)
 def extend_queries(
     query_start_loc: torch.Tensor,  # [R + 1] integer: place of each request's first token, then their number
     seq_lens: torch.Tensor,  # [R] integer
@@ -41,8 +42,6 @@ def extend_queries(
 
     After vLLM's `extend_all_queries_by_N`; the twin says what the engine does instead.
     """
-    if not takes_triton(query_start_loc):
-        return extend_queries_twin(query_start_loc, seq_lens, num_tokens, max_query_len, max_seq_len, n)
     check_dense(query_start_loc, seq_lens)
     rows = len(seq_lens)
     starts, lengths = torch.empty_like(query_start_loc), torch.empty_like(seq_lens)

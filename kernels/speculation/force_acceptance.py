@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.speculation.force_acceptance import force_acceptance as force_acceptance_twin
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 
 _ROWS, _WARPS = 32, 1
 
@@ -52,6 +52,7 @@ def _force_kernel(
         tl.store(picked_ptr + cell, tl.where(is_accepted, draft, rejecting), mask=is_valid)
 
 
+@falls_back_to(force_acceptance_twin)
 def force_acceptance(
     sampled: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
     tokens: torch.Tensor,  # [rows, depth + 1] int64: a token, then the drafts
@@ -67,9 +68,6 @@ def force_acceptance(
     Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id.
     Where no valid draft follows, sampled tokens stay.
     """
-    if not takes_triton(sampled):
-        force_acceptance_twin(sampled, tokens, is_valid, seeds, start_positions, thresholds, vocab_size)
-        return
     check_dense(sampled, tokens, is_valid, seeds, start_positions, thresholds)
     num_rows, width = sampled.shape
     if num_rows > 0:

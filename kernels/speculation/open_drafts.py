@@ -6,7 +6,7 @@ import torch
 
 from headway.kernels.reference.speculation.open_drafts import open_drafts as open_drafts_twin
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 from headway.kernels.speculation._device_functions import slot_or_none
 from headway.kernels.types._row_state import DraftWindow, RowState
 
@@ -71,6 +71,7 @@ def _open_drafts_kernel(
     tl.store(next_position_ptr + row, end + 1, mask=is_row)
 
 
+@falls_back_to(open_drafts_twin)
 def open_drafts(
     rows: RowState,
     token_ids: torch.Tensor,  # [N, W] int64
@@ -81,8 +82,6 @@ def open_drafts(
     out: DraftWindow | None = None,
 ) -> DraftWindow:
     """A row's tokens end at position L + ahead, L = kv_lengths; from its limit on they are not valid."""
-    if not takes_triton(token_ids):
-        return open_drafts_twin(rows, token_ids, counts, ahead, block_size_tokens, out=out)
     num_rows, width = token_ids.shape
     window = DraftWindow.empty(num_rows, width, token_ids.device) if out is None else out
     given_counts = rows.kv_lengths if counts is None else counts

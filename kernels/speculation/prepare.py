@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.speculation.prepare import (
     prepare_next_forward_pass as prepare_next_forward_pass_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 from headway.kernels.speculation._device_functions import count_accepted, token_or_none
 
 _ROWS = 128
@@ -49,6 +49,7 @@ def _prepare_kernel(
     tl.store(count_ptr + row, count, mask=is_decode)
 
 
+@falls_back_to(prepare_next_forward_pass_twin)
 def prepare_next_forward_pass(
     num_decode_requests: int,
     output_tokens: torch.Tensor,  # [total] or [1, total] integer
@@ -63,28 +64,13 @@ def prepare_next_forward_pass(
     num_speculative_tokens: int,
 ) -> None:
     """Fills the caller's buffers; what they hold beyond the rows, and for prefill rows, stays as it is."""
-    if takes_triton(output_tokens):
-        check_dense(output_tokens, required_logit_indices, last_one_indices, accepted_tokens_mask)
-        check_dense(input_tokens, sampled_tokens_buf, last_accepted_seq_buf, accepted_token_counts)
-        rows = last_one_indices.numel()
-        if rows > 0:
-            _prepare_kernel[(blocks_of(rows, _ROWS),)](
-                output_tokens, required_logit_indices, last_one_indices, accepted_tokens_mask, input_tokens,
-                sampled_tokens_buf, last_accepted_seq_buf, accepted_tokens_per_request, accepted_token_counts,
-                num_decode_requests, rows, *accepted_tokens_per_request.stride(),
-                DEPTH=num_speculative_tokens, ROWS=_ROWS,
-            )  # fmt: skip
-        return
-    prepare_next_forward_pass_twin(
-        num_decode_requests,
-        output_tokens,
-        required_logit_indices,
-        last_one_indices,
-        accepted_tokens_mask,
-        input_tokens,
-        sampled_tokens_buf,
-        last_accepted_seq_buf,
-        accepted_tokens_per_request,
-        accepted_token_counts,
-        num_speculative_tokens,
-    )
+    check_dense(output_tokens, required_logit_indices, last_one_indices, accepted_tokens_mask)
+    check_dense(input_tokens, sampled_tokens_buf, last_accepted_seq_buf, accepted_token_counts)
+    rows = last_one_indices.numel()
+    if rows > 0:
+        _prepare_kernel[(blocks_of(rows, _ROWS),)](
+            output_tokens, required_logit_indices, last_one_indices, accepted_tokens_mask, input_tokens,
+            sampled_tokens_buf, last_accepted_seq_buf, accepted_tokens_per_request, accepted_token_counts,
+            num_decode_requests, rows, *accepted_tokens_per_request.stride(),
+            DEPTH=num_speculative_tokens, ROWS=_ROWS,
+        )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.speculation.prepare_drafter_inputs import (
     prepare_drafter_inputs_padded as prepare_drafter_inputs_padded_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit_once_for, tl
 
 _ROWS = 128
 
@@ -36,6 +36,7 @@ def _prepare_inputs_kernel(
     tl.store(rejected_ptr + request, rejected, mask=is_request)
 
 
+@falls_back_to(prepare_drafter_inputs_padded_twin)
 def prepare_drafter_inputs_padded(
     cu_num_draft_tokens: torch.Tensor,  # [R] integer: drafts of each request and all before it
     valid_sampled_counts: torch.Tensor,  # [R] integer: tokens kept, one more than the accepted drafts
@@ -48,10 +49,6 @@ def prepare_drafter_inputs_padded(
     token before them. After vLLM's `eagle_prepare_inputs_padded_kernel`; the twin says what the engine does
     instead.
     """
-    if not takes_triton(query_start_loc):
-        return prepare_drafter_inputs_padded_twin(
-            cu_num_draft_tokens, valid_sampled_counts, query_start_loc, num_requests
-        )
     check_dense(cu_num_draft_tokens, valid_sampled_counts, query_start_loc)
     rows = len(valid_sampled_counts)
     indices, rejected = query_start_loc.new_empty(rows), torch.empty_like(valid_sampled_counts)

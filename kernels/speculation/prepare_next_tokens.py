@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.speculation.prepare_next_tokens import (
     prepare_next_tokens_padded as prepare_next_tokens_padded_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit_once_for, tl
 from headway.kernels.speculation._device_functions import count_accepted
 
 _ROWS = 128
@@ -43,6 +43,7 @@ def _next_tokens_kernel(
     tl.store(count_ptr + request, count, mask=is_request)
 
 
+@falls_back_to(prepare_next_tokens_padded_twin)
 def prepare_next_tokens_padded(
     sampled_token_ids: torch.Tensor,  # [R, K + 1] integer, -1 where rejected
     discard_mask: torch.Tensor,  # [R] bool: requests whose tokens do not count
@@ -55,8 +56,6 @@ def prepare_next_tokens_padded(
     token where there is none. A discarded request has no valid tokens. After vLLM's
     `eagle_prepare_next_token_padded_kernel`; the twin says what the engine does instead.
     """
-    if not takes_triton(sampled_token_ids):
-        return prepare_next_tokens_padded_twin(sampled_token_ids, discard_mask, backup_token_ids, vocab_size)
     check_dense(discard_mask, backup_token_ids)
     rows, width = sampled_token_ids.shape
     tokens, counts = sampled_token_ids.new_empty((2, rows)).unbind()

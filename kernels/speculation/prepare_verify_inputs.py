@@ -9,7 +9,7 @@ from headway.kernels.reference.speculation.prepare_verify_inputs import (
     prepare_verify_inputs as prepare_verify_inputs_twin,
 )
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 from headway.kernels.speculation._device_functions import slot_or_none
 from headway.kernels.types._row_state import RoundWindow, RowState
 
@@ -122,6 +122,7 @@ def _advance_row(
     tl.store(count_ptr + row, new_count, mask=takes_block)
 
 
+@falls_back_to(prepare_verify_inputs_twin)
 def prepare_verify_inputs(
     rows: RowState,  # lengths, blocks and prefill_status in place
     drafts: torch.Tensor,  # [N, S] int64
@@ -133,8 +134,6 @@ def prepare_verify_inputs(
 
     A draft beyond the row's limit or depth cap is not valid.
     """
-    if not takes_triton(drafts):
-        return prepare_verify_inputs_twin(rows, drafts, block_size_tokens, out=out)
     num_rows, depth = drafts.shape
     check_window(depth, block_size_tokens)
     window = RoundWindow.empty(num_rows, depth, drafts.device) if out is None else out

@@ -6,7 +6,7 @@ import torch
 
 from headway.kernels.reference.speculation.propose_ngram import propose_ngram as propose_ngram_twin
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import check_dense, jit, jit_once_for, power_of_two, takes_triton, tl
+from headway.kernels.runtime._triton import check_dense, falls_back_to, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._row_state import RowState
 
@@ -118,6 +118,7 @@ def _token_at(
     return token.to(tl.int64)
 
 
+@falls_back_to(propose_ngram_twin)
 def propose_ngram(
     rows: RowState,  # read: last_tokens, kv_lengths, limits, granted_block_ids
     token_cache: torch.Tensor,  # [num_blocks, block_size] int32: the ids of the tokens in the KV cache
@@ -135,8 +136,6 @@ def propose_ngram(
     has in the row's own text. It gives the drafts unless the row itself repeats a longer suffix; beyond its
     end its last token is drafted.
     """
-    if not takes_triton(token_cache):
-        return propose_ngram_twin(rows, token_cache, num_speculative_tokens, max_ngram, predictions)
     table, num_rows = rows.granted_block_ids, len(rows.limits)
     check_dense(rows.last_tokens, rows.kv_lengths, rows.limits, token_cache)
     assert table.stride(1) == 1, table.stride()

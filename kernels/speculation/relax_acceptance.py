@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.reference.speculation.relax_acceptance import relax_acceptance as relax_acceptance_twin
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, jit_once_for, tl
 from headway.kernels.speculation._device_functions import accepts_draft
 
 _ROWS, _WARPS = 32, 1
@@ -94,6 +94,7 @@ def _relax_kernel(
     tl.store(span_ptr + line, phase, mask=is_row)
 
 
+@falls_back_to(relax_acceptance_twin)
 def relax_acceptance(
     sampled: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
     logits: torch.Tensor,  # [rows, depth + 1, vocab] float: those that were sampled from
@@ -110,9 +111,6 @@ def relax_acceptance(
     fewer than top_k tokens are more probable and the most probable one is so by max_gap at most. The twin
     says what a line of spans is, and shows an example.
     """
-    if not takes_triton(sampled):
-        relax_acceptance_twin(sampled, logits, tokens, is_valid, state_ids, spans, top_k, max_gap)
-        return
     check_dense(sampled, tokens, is_valid, state_ids, spans)
     assert logits.stride(2) == 1, "logits of a place stand side by side"
     num_rows, width = sampled.shape

@@ -6,7 +6,7 @@ import torch
 
 from headway.kernels.reference.speculation._window import check_window
 from headway.kernels.reference.speculation.rewind import rewind_kv_cache as rewind_kv_cache_twin
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 from headway.kernels.speculation._device_functions import rewind_row
 
 _ROWS = 128
@@ -52,6 +52,7 @@ def _rewind_kernel(
     tl.store(remove_ptr + row, falls_back, mask=is_row)
 
 
+@falls_back_to(rewind_kv_cache_twin)
 def rewind_kv_cache(
     accepted_counts: torch.Tensor,  # [N] integer
     prefill_status: torch.Tensor,  # [N] integer, 1: prefill row, nothing to rewind
@@ -67,34 +68,20 @@ def rewind_kv_cache(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every vector may be [N] or [1, N]. Returns (blocks_to_release [N], remove_mask [N] bool)."""
-    if takes_triton(kv_block_ids):
-        check_window(num_speculative_tokens, block_size_tokens)
-        check_dense(accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets)
-        check_dense(kv_block_counts, last_kv_block_id)
-        rows, max_blocks = kv_block_ids.shape
-        if out is None:
-            removed = torch.empty(rows, dtype=torch.bool, device=kv_block_ids.device)
-            out = torch.empty_like(last_kv_block_id.view(-1)), removed
-        if rows > 0:
-            _rewind_kernel[(blocks_of(rows, _ROWS),)](
-                accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets, kv_block_counts,
-                last_kv_block_id, kv_block_ids, *out,
-                rows if num_active_requests is None else num_active_requests,
-                rows, max_blocks, *kv_block_ids.stride(),
-                DEPTH=num_speculative_tokens, BLOCK_SIZE=block_size_tokens,
-                ACTIVE_IS_POINTER=isinstance(num_active_requests, torch.Tensor), ROWS=_ROWS,
-            )  # fmt: skip
-        return out
-    return rewind_kv_cache_twin(
-        accepted_counts,
-        prefill_status,
-        last_kv_block_offset,
-        kv_length_offsets,
-        kv_block_counts,
-        last_kv_block_id,
-        kv_block_ids,
-        num_speculative_tokens,
-        block_size_tokens,
-        num_active_requests,
-        out=out,
-    )
+    check_window(num_speculative_tokens, block_size_tokens)
+    check_dense(accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets)
+    check_dense(kv_block_counts, last_kv_block_id)
+    rows, max_blocks = kv_block_ids.shape
+    if out is None:
+        removed = torch.empty(rows, dtype=torch.bool, device=kv_block_ids.device)
+        out = torch.empty_like(last_kv_block_id.view(-1)), removed
+    if rows > 0:
+        _rewind_kernel[(blocks_of(rows, _ROWS),)](
+            accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets, kv_block_counts,
+            last_kv_block_id, kv_block_ids, *out,
+            rows if num_active_requests is None else num_active_requests,
+            rows, max_blocks, *kv_block_ids.stride(),
+            DEPTH=num_speculative_tokens, BLOCK_SIZE=block_size_tokens,
+            ACTIVE_IS_POINTER=isinstance(num_active_requests, torch.Tensor), ROWS=_ROWS,
+        )  # fmt: skip
+    return out

@@ -10,9 +10,9 @@ from headway.kernels.reference.speculation.store_pending_states import (
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import (
     check_dense,
+    falls_back_to,
     jit_once_for,
     power_of_two,
-    takes_triton,
     tl,
     warps_of,
 )
@@ -55,6 +55,7 @@ def _keep_kernel(
     tl.store(kept_ptr, state, mask=is_inside & ends_block)
 
 
+@falls_back_to(store_pending_states_twin)
 def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
     prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
@@ -70,18 +71,6 @@ def store_pending_states(
     They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is
     pending.
     """
-    if not takes_triton(states):
-        store_pending_states_twin(
-            states,
-            prefill_status,
-            state_ids,
-            slot_mapping,
-            pending_counts,
-            pending_hidden,
-            block_hidden,
-            block_size_tokens,
-        )
-        return
     rows, window, hidden = states.shape
     check_dense(states, prefill_status, state_ids, slot_mapping, pending_counts, block_hidden)
     assert pending_hidden.shape[1] >= window, (tuple(pending_hidden.shape), window)

@@ -6,7 +6,7 @@ import torch
 
 from headway.kernels.reference.speculation.store_tokens import store_tokens as store_tokens_twin
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit_once_for, tl
 
 _TOKENS, _WARPS = 256, 2
 
@@ -31,15 +31,13 @@ def _store_tokens_kernel(
     tl.store(cache_ptr + slot, token.to(tl.int32), mask=slot >= 0)
 
 
+@falls_back_to(store_tokens_twin)
 def store_tokens(
     token_ids: torch.Tensor,  # [tokens] int64
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
     token_cache: torch.Tensor,  # [num_blocks, block_size] int32, written
 ) -> None:
     """Writes each token id to its slot; other cells are not touched."""
-    if not takes_triton(token_cache):
-        store_tokens_twin(token_ids, slot_mapping, token_cache)
-        return
     check_dense(token_ids, slot_mapping, token_cache)
     num_tokens = token_ids.numel()
     if num_tokens > 0:

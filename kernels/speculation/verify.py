@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.speculation.verify import (
     verify_speculative_tokens as verify_speculative_tokens_twin,
 )
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 from headway.kernels.speculation._device_functions import accepts_draft, count_accepted
 
 _ROWS = 128
@@ -42,6 +42,7 @@ def _verify_kernel(
     tl.store(last_ptr + row, first + accepted, mask=is_row)
 
 
+@falls_back_to(verify_speculative_tokens_twin)
 def verify_speculative_tokens(
     input_tokens: torch.Tensor,  # [total] or [1, total] integer
     output_tokens: torch.Tensor,  # [total] or [1, total] integer: what the target chose after each input
@@ -52,31 +53,22 @@ def verify_speculative_tokens(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total] themselves)."""
-    if takes_triton(input_tokens):
-        check_dense(input_tokens, output_tokens)
-        tokens, rows = input_tokens.view(-1), num_decode_requests + num_prefill_requests
-        if out is None:
-            last = torch.empty(rows, dtype=torch.int64, device=tokens.device)
-            out = last, torch.empty(tokens.shape, dtype=torch.bool, device=tokens.device)
-        total = num_decode_requests * (num_speculative_tokens + 1) + num_prefill_requests
-        if tokens.numel() > total:
-            out[1][total:].fill_(False)
-        if rows > 0:
-            _verify_kernel[(blocks_of(rows, _ROWS),)](
-                tokens,
-                output_tokens,
-                *out,
-                num_decode_requests,
-                rows,
-                DEPTH=num_speculative_tokens,
-                ROWS=_ROWS,
-            )
-        return *out, tokens
-    return verify_speculative_tokens_twin(
-        input_tokens,
-        output_tokens,
-        num_decode_requests,
-        num_prefill_requests,
-        num_speculative_tokens,
-        out=out,
-    )
+    check_dense(input_tokens, output_tokens)
+    tokens, rows = input_tokens.view(-1), num_decode_requests + num_prefill_requests
+    if out is None:
+        last = torch.empty(rows, dtype=torch.int64, device=tokens.device)
+        out = last, torch.empty(tokens.shape, dtype=torch.bool, device=tokens.device)
+    total = num_decode_requests * (num_speculative_tokens + 1) + num_prefill_requests
+    if tokens.numel() > total:
+        out[1][total:].fill_(False)
+    if rows > 0:
+        _verify_kernel[(blocks_of(rows, _ROWS),)](
+            tokens,
+            output_tokens,
+            *out,
+            num_decode_requests,
+            rows,
+            DEPTH=num_speculative_tokens,
+            ROWS=_ROWS,
+        )
+    return *out, tokens

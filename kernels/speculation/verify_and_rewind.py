@@ -9,7 +9,7 @@ from headway.kernels.reference.speculation.verify_and_rewind import (
     verify_and_rewind as verify_and_rewind_twin,
 )
 from headway.kernels.runtime._device import overlap
-from headway.kernels.runtime._triton import blocks_of, check_dense, jit, takes_triton, tl
+from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, tl
 from headway.kernels.speculation._device_functions import (
     accepts_draft,
     count_accepted,
@@ -94,6 +94,7 @@ def _commit_kernel(
     )  # fmt: skip
 
 
+@falls_back_to(verify_and_rewind_twin)
 def verify_and_rewind(
     rows: RowState,  # as `prepare_verify_inputs` left it; all but limits, depth_caps, grants and prefill_status in place
     window: RoundWindow,
@@ -105,8 +106,6 @@ def verify_and_rewind(
 ) -> torch.Tensor:
     """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they
     are broken."""
-    if not takes_triton(sampled):
-        return verify_and_rewind_twin(rows, window, sampled, block_size_tokens, broken=broken, out=out)
     num_rows, width = sampled.shape
     check_window(width - 1, block_size_tokens)
     emitted = (
