@@ -53,22 +53,26 @@ def linear(
     still under way may write the weight.
     """
     weight = _of_rows(x.values, weight)
-    if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
-        return _ordered(x, weight, epilogue, out)
-    if isinstance(weight, QuantizedWeight):
-        return _weight_only(x, weight, epilogue, out)
     if isinstance(weight, DenseWeight) and _fuses(x, weight, epilogue):
         return _fused(x, weight.values, epilogue, out)
     assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
     if isinstance(weight, IntegerCpuWeight) and (epilogue.residual is None or epilogue.next_norm is not None):
         product = integer_cpu_linear(x.values, weight, epilogue)
         return Activation(product if out is None or epilogue.next_norm is not None else out.copy_(product))
-    assert epilogue.next_norm is None, "this weight's format defers no norm"
-    product = _product(x.values, weight, epilogue.bias)
-    if epilogue.gate is not None:
-        product = gated_mul(product, epilogue.gate)
-    if epilogue.residual is not None:
-        return Activation(torch.add(epilogue.residual, product, out=out))
+    bias, gate, residual, norm = epilogue
+    assert norm is None, "this weight's format defers no norm"
+    if isinstance(weight, QuantizedWeight):
+        return Activation(weight_only_linear(x.values, weight, bias, gate=gate, residual=residual, out=out))
+    if isinstance(weight, DenseWeight) and weight.is_batch_invariant and x.values.is_cuda:
+        own, form = weight.values, format_of(weight)
+        return Activation(
+            ordered_linear(x.values, own, bias, gate=gate, residual=residual, out=out, weight_format=form)
+        )
+    product = _product(x.values, weight, bias)
+    if gate is not None:
+        product = gated_mul(product, gate)
+    if residual is not None:
+        return Activation(torch.add(residual, product, out=out))
     return Activation(product if out is None else out.copy_(product))
 
 
@@ -178,31 +182,6 @@ def format_of(weight: DenseWeight) -> WeightFormat:
     return WeightFormat.LIBRARY_ORDERED if weight.is_library_ordered else WeightFormat.ORDERED
 
 
-def _ordered(x: Activation, weight: DenseWeight, epilogue: Epilogue, out: torch.Tensor | None) -> Activation:
-    bias, gate, residual, norm = epilogue
-    assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
-    assert norm is None, "this weight's format defers no norm"
-    product = ordered_linear(
-        x.values,
-        weight.values,
-        bias,
-        gate=gate,
-        residual=residual,
-        out=out,
-        weight_format=format_of(weight),
-    )
-    return Activation(product)
-
-
-def _weight_only(
-    x: Activation, weight: QuantizedWeight, epilogue: Epilogue, out: torch.Tensor | None
-) -> Activation:
-    bias, gate, residual, norm = epilogue
-    assert x.deferred is None, "this weight's format is for inputs whose norm is complete"
-    assert norm is None, "this weight's format defers no norm"
-    return Activation(weight_only_linear(x.values, weight, bias, gate=gate, residual=residual, out=out))
-
-
 def _takes_skinny(weight: Weight) -> bool:
     if not isinstance(weight, DenseWeight) or weight.is_batch_invariant:
         return False
@@ -223,13 +202,7 @@ def _fused(x: Activation, weight: torch.Tensor, epilogue: Epilogue, out: torch.T
         assert (x.deferred, gate) == (None, None), "no kernel computes all that"
         return Activation(
             *add_linear(
-                x.values,
-                weight,
-                residual,
-                norm.weight,
-                norm.epsilon,
-                bias=bias,
-                unit_offset=norm.unit_offset,
+                x.values, weight, residual, norm.weight, norm.epsilon, bias=bias, unit_offset=norm.unit_offset
             )
         )
     if gate is None:
@@ -240,7 +213,7 @@ def _fused(x: Activation, weight: torch.Tensor, epilogue: Epilogue, out: torch.T
 
 def _product(
     x: torch.Tensor,  # [rows, in]
-    weight: Weight,
+    weight: DenseWeight | Float8Weight | Int4ScreenedWeight | IntegerCpuWeight | PackedCpuWeight,
     bias: torch.Tensor | None,  # [out]
 ) -> torch.Tensor:  # [rows, out]
     match weight:
@@ -262,5 +235,3 @@ def _product(
             if choice.kernel is not LinearKernel.INT4_SCREENED:
                 return linear(Activation(x), many).values
             return screened_linear(x, exact, packed, scales, errors, spreads)
-        case QuantizedWeight():
-            return weight_only_linear(x, weight, bias)
