@@ -15,12 +15,7 @@ from headway.kernels.attention._hopper_attention_kernel import _OPTIONS, _stream
 from headway.kernels.attention.dispatch import GROUP_TILES, QUAD_TILES, packed_heads, split_kv_tile
 from headway.kernels.linear._hopper_core import has_bulk_copies
 from headway.kernels.runtime._device import multiprocessors
-from headway.kernels.runtime._triton import (
-    TensorDescriptor,
-    blocks_of,
-    gl,
-    power_of_two,
-)
+from headway.kernels.runtime._triton import TensorDescriptor, blocks_of, gl, power_of_two
 from headway.kernels.types._score_rule import ScoreRule
 
 # Of a program, queries times heads; a warpgroup has half of them.

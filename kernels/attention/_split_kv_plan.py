@@ -12,10 +12,7 @@ from headway.kernels.runtime._triton import jit, tl
 
 @jit
 def counted_keys(
-    first: tl.tensor,
-    end: tl.tensor,
-    sliding_window: tl.tensor,
-    GROUP: tl.constexpr,
+    first: tl.tensor, end: tl.tensor, sliding_window: tl.tensor, GROUP: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Returns (the key from which a row's pieces are counted, the number of keys from there to `end`).
     Sliding windows begin in the first group."""

@@ -16,14 +16,7 @@ from headway.kernels.linear.dispatch import GATED_OUTPUTS as OUTPUTS
 from headway.kernels.linear.dispatch import GATED_ROWS as ROWS
 from headway.kernels.linear.dispatch import PAIRED
 from headway.kernels.runtime._device import multiprocessors
-from headway.kernels.runtime._triton import (
-    TensorDescriptor,
-    blocks_of,
-    gl,
-    gluon_jit_once_for,
-    hopper,
-    tl,
-)
+from headway.kernels.runtime._triton import TensorDescriptor, blocks_of, gl, gluon_jit_once_for, hopper, tl
 from headway.kernels.types._epilogue import GateActivation
 
 # Tiles of outputs whose weights stay in the L2 cache while all rows pass.

@@ -63,12 +63,6 @@ def verify_speculative_tokens(
         out[1][total:].fill_(False)
     if rows > 0:
         _verify_kernel[(blocks_of(rows, _ROWS),)](
-            tokens,
-            output_tokens,
-            *out,
-            num_decode_requests,
-            rows,
-            DEPTH=num_speculative_tokens,
-            ROWS=_ROWS,
+            tokens, output_tokens, *out, num_decode_requests, rows, DEPTH=num_speculative_tokens, ROWS=_ROWS
         )
     return *out, tokens

@@ -15,12 +15,7 @@ import torch
 from headway.kernels.reference.transfer.gather_ranks import gather_ranks as gather_ranks_twin
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
-from headway.kernels.types._rank_memory import (
-    FLAGGED_WORDS,
-    MAX_FLAGGED_PROGRAMS,
-    MAX_PROGRAMS,
-    RankMemory,
-)
+from headway.kernels.types._rank_memory import FLAGGED_WORDS, MAX_FLAGGED_PROGRAMS, MAX_PROGRAMS, RankMemory
 
 # Bits are moved, so that every dtype is: as many at once as divide a row.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -100,11 +100,7 @@ def run(recipe: Recipe, data: Path, out: Path, device: torch.device) -> None:
     corpus = Corpus.read(data, recipe.library_share)
     model, seconds = train(ModelConfig(), recipe, corpus, device)
     refinement, drafter = RefinementRecipe(), DrafterRecipe()
-    seconds_by_stage = [
-        seconds,
-        refine(model, refinement, corpus),
-        train_drafter(model, drafter, corpus),
-    ]
+    seconds_by_stage = [seconds, refine(model, refinement, corpus), train_drafter(model, drafter, corpus)]
     write_model_files(model, data, out)
     metrics: dict[str, object] = {
         "recipe": asdict(recipe),
