@@ -145,13 +145,12 @@ def packed_heads(gqa_group_size: int) -> int:
     return min(gqa_group_size & -gqa_group_size, _MAX_PACKED)
 
 
-def prefill_tile(head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
-    """Returns the tile of the prefill kernel. itemsize: bytes of a number."""
-    return varlen_tile(1, head_dim, itemsize, shared_memory_bytes)
+def prompt_tile(gqa_group_size: int, head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
+    """Returns the tile of the prefill and varlen kernels. itemsize: bytes of a number.
 
-
-def varlen_tile(gqa_group_size: int, head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
-    """Returns the tile of the varlen kernel, whose programs compute heads that share keys together."""
+    A program of the varlen kernel computes several heads of a GQA group, one of the prefill kernel a single
+    head, which is a group of 1 here.
+    """
     heads = packed_heads(gqa_group_size)
     rows = _WIDE_PROMPT_ROWS if itemsize > 2 or head_dim > 128 else _PROMPT_ROWS
     num_stages = 2 if shared_memory_bytes >= _STAGES_BYTES else 1

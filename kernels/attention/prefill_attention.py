@@ -18,7 +18,7 @@ from headway.kernels.attention.dispatch import (
     AttentionKernel,
     AttentionShape,
     choose,
-    prefill_tile,
+    prompt_tile,
 )
 from headway.kernels.reference.attention.prefill_attention import prefill_attention as prefill_attention_twin
 from headway.kernels.runtime._device import shared_memory_bytes
@@ -133,7 +133,7 @@ def prefill_attention(
     if kernel is AttentionKernel.PREFILL_TMA:
         streamed_windows(query, key_cache, value_cache, block_table, start_positions, rule, result)
         return result
-    cut = prefill_tile(head_dim, query.element_size(), shared_memory_bytes(query.device))
+    cut = prompt_tile(1, head_dim, query.element_size(), shared_memory_bytes(query.device))
     _prefill_kernel[(q_heads, blocks_of(window, cut.queries), rows)](
         query, key_cache, value_cache, block_table, start_positions,
         start_positions if end_positions is None else end_positions, result,

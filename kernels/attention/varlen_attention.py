@@ -17,7 +17,7 @@ from headway.kernels.attention.dispatch import (
     AttentionKernel,
     AttentionShape,
     choose,
-    varlen_tile,
+    prompt_tile,
 )
 from headway.kernels.reference.attention.varlen_attention import varlen_attention as varlen_attention_twin
 from headway.kernels.runtime._device import shared_memory_bytes
@@ -135,7 +135,7 @@ def varlen_attention(
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, rule, result,
         )  # fmt: skip
     else:
-        cut = varlen_tile(gqa_group_size, head_dim, query.element_size(), shared_memory_bytes(query.device))
+        cut = prompt_tile(gqa_group_size, head_dim, query.element_size(), shared_memory_bytes(query.device))
         grid = q_heads // cut.heads, num_tokens // cut.queries + min(num_chunks, _SHORT_CHUNKS)
         _varlen_kernel[grid](
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, result,

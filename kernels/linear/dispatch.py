@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from headway.kernels.runtime._triton import blocks_of
+
 # With more than FEW_ROWS rows the library is as fast as the skinny kernel, but for sums more than twice as
 # long as the result is wide. No kernel for few rows computes more than MAX_ROWS, but that of gates.
 FEW_ROWS, MAX_ROWS = 32, 64
@@ -228,11 +230,11 @@ def ordered_tma_config(
     if not _can_use_tma(shape, device, is_paired=is_paired) or shape.rows > MAX_ROWS:
         return None
     is_few = shape.rows <= MAX_ROWS // 2
-    share = _blocks(shape.outputs, THIN_OUTPUTS) / device.multiprocessors
+    share = blocks_of(shape.outputs, THIN_OUTPUTS) / device.multiprocessors
     is_slow = device.bandwidth <= _MAX_BANDWIDTH_OF_THIN
     is_thin = is_slow and is_few and not is_paired and _MIN_SHARE_OF_THIN <= share <= 1
     outputs = THIN_OUTPUTS if is_thin else OUTPUTS
-    programs = _blocks(shape.outputs, outputs)
+    programs = blocks_of(shape.outputs, outputs)
     is_small = not is_few and programs <= device.multiprocessors
     copy_bytes = SMALL_COPY_BYTES if is_small else COPY_BYTES
     return TmaGemmConfig(programs, copy_bytes=copy_bytes, outputs=outputs, is_ordered=True)
@@ -307,7 +309,7 @@ def tma_config(shape: LinearShape, device: DeviceTraits, *, is_paired: bool) -> 
     if not _can_use_tma(shape, device, is_paired=is_paired) or shape.rows > MAX_ROWS:
         return None
     copies = shape.inputs * shape.dtype.itemsize // COPY_BYTES
-    tiles = _blocks(shape.outputs, OUTPUTS)
+    tiles = blocks_of(shape.outputs, OUTPUTS)
     most = min(device.multiprocessors // tiles, copies // _MIN_COPIES, _MAX_SPLIT) if not is_paired else 1
     split = 1 << (most.bit_length() - 1) if most > 1 else 1
     programs = tiles * split
@@ -323,9 +325,9 @@ def tma_config_of_many(shape: LinearShape, device: DeviceTraits) -> TmaGemmConfi
     """For gates of more rows than MAX_ROWS, up to MANY_ROWS; None: the kernel is not for them."""
     if not _can_use_tma(shape, device, is_paired=True) or not MAX_ROWS < shape.rows <= MANY_ROWS:
         return None
-    all_tiles = _blocks(shape.outputs, OUTPUTS)
-    tiles = _blocks(all_tiles, device.multiprocessors)
-    programs = _blocks(all_tiles, tiles)
+    all_tiles = blocks_of(shape.outputs, OUTPUTS)
+    tiles = blocks_of(all_tiles, device.multiprocessors)
+    programs = blocks_of(all_tiles, tiles)
     is_enough = tiles in _MANY_TILES and programs >= _MIN_SHARE_OF_MANY * device.multiprocessors
     return TmaGemmConfig(programs, tiles=tiles, copy_bytes=SMALL_COPY_BYTES) if is_enough else None
 
@@ -336,8 +338,8 @@ def is_persistent_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype
     has_shape = rows >= MIN_GATED_ROWS and inputs >= _MIN_GATED_INPUTS and inputs % GATED_INPUTS == 0
     if dtype not in HALF_TYPES or not has_shape or outputs % (2 * PAIRED) > 0:
         return False
-    all_tiles = _blocks(rows, GATED_ROWS) * _blocks(outputs, GATED_OUTPUTS)
-    return all_tiles >= _MIN_SHARE_OF_WAVES * _blocks(all_tiles, programs) * programs
+    all_tiles = blocks_of(rows, GATED_ROWS) * blocks_of(outputs, GATED_OUTPUTS)
+    return all_tiles >= _MIN_SHARE_OF_WAVES * blocks_of(all_tiles, programs) * programs
 
 
 def most_gated_rows(most: int, outputs: int, inputs: int, dtype: torch.dtype, device: DeviceTraits) -> int:
@@ -363,7 +365,3 @@ def _can_use_tma(shape: LinearShape, device: DeviceTraits, *, is_paired: bool) -
         return False
     copies, rest = divmod(shape.inputs * shape.dtype.itemsize, COPY_BYTES)
     return rest == 0 and copies >= _MIN_COPIES and (not is_paired or shape.outputs % (2 * PAIRED) == 0)
-
-
-def _blocks(size: int, block: int) -> int:
-    return -(-size // block)

@@ -12,7 +12,6 @@ import torch
 _INTERPRETED_SHARED_MEMORY_BYTES = 232_448
 # The interpreter runs programs one after the other: a few show every path.
 _INTERPRETED_MULTIPROCESSORS = 2
-_HOPPER_MAJOR_CAPABILITY = 9
 _TRANSFERS_A_CLOCK = 2  # of double data rate memory
 
 
@@ -43,32 +42,26 @@ def shared_memory_bytes(device: torch.device) -> int:
 
 
 @functools.cache
-def _overlaps_launches(device: torch.device) -> bool:
-    """Programmatic dependent launch: a kernel starts while the one before it drains (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Returns the compute capability of an NVIDIA GPU; (0, 0) for other devices."""
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return torch.cuda.get_device_capability(device) if is_nvidia else (0, 0)
 
 
 def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
-    """(a kernel's OVERLAPS, the options of its launch)."""
-    overlaps = _overlaps_launches(device)
+    """Returns (a kernel's OVERLAPS, the options of its launch).
+
+    From Hopper on a kernel may start while the preceding one drains (programmatic dependent launch, PDL).
+    """
+    overlaps = _capability(device) >= (9, 0)
     return overlaps, {"launch_pdl": True} if overlaps else {}
 
 
-@functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Returns whether the device has Hopper's own instructions, of which Blackwell lacks some."""
-    return (
-        device.type == "cuda"
-        and torch.version.cuda is not None
-        and torch.cuda.get_device_capability(device)[0] == _HOPPER_MAJOR_CAPABILITY
-    )
+    return _capability(device)[0] == 9
 
 
-@functools.cache
 def has_float8_products(device: torch.device) -> bool:
     """Returns whether that device multiplies float8_e4m3fn: Ada, Hopper and later."""
-    return (
-        device.type == "cuda"
-        and torch.version.cuda is not None
-        and torch.cuda.get_device_capability(device) >= (8, 9)
-    )
+    return _capability(device) >= (8, 9)

@@ -10,10 +10,9 @@ from headway.kernels.attention.dispatch import (
     choose,
     max_prompt_rows,
     padded_form,
-    prefill_tile,
+    prompt_tile,
     split_kv_config,
     split_kv_tile,
-    varlen_tile,
 )
 
 HOPPER_BYTES, AMPERE_BYTES = 232_448, 166_912
@@ -105,10 +104,10 @@ def test_chunks_of_a_captured_graph(
 def test_prompts_have_the_tiles_of_keys_of_split_kv(
     head_dim: int, itemsize: int, memory: int, expected: tuple[int, ...]
 ) -> None:
-    tile = prefill_tile(head_dim, itemsize, memory)
+    tile = prompt_tile(1, head_dim, itemsize, memory)
     assert tile == TileConfig(*expected)
     assert tile.keys == split_kv_tile(head_dim, itemsize)
-    assert varlen_tile(4, head_dim, itemsize, memory) == tile._replace(heads=4, queries=tile.queries // 4)
+    assert prompt_tile(4, head_dim, itemsize, memory) == tile._replace(heads=4, queries=tile.queries // 4)
 
 
 @pytest.mark.parametrize(

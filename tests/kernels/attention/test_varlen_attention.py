@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.kernels import ScoreRule, prefill_attention, varlen_attention
-from headway.kernels.attention.dispatch import varlen_tile
+from headway.kernels.attention.dispatch import prompt_tile
 
 ALONE = sys.modules["headway.kernels.attention.prefill_attention"]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -112,7 +112,7 @@ def test_heads_that_share_keys_go_together_by_up_to_eight(
 ) -> None:
     """(heads, queries) of a program."""
     q_heads, kv_heads = heads
-    tile = varlen_tile(q_heads // kv_heads, 128, 2, 232_448)
+    tile = prompt_tile(q_heads // kv_heads, 128, 2, 232_448)
     assert (tile.heads, tile.queries) == expected
 
 
