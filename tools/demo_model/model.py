@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
 
@@ -299,18 +300,7 @@ def save_checkpoint(model: DemoModel, folder: Path) -> None:
     tensors = {
         name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.state_dict().items()
     }
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for tensor in tensors.values():
-            file.write(tensor.view(torch.uint8).numpy().tobytes())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.config.as_mimo(), indent=2, sort_keys=True) + "\n")
 
 
@@ -319,16 +309,6 @@ def load_checkpoint(folder: Path) -> DemoModel:
     numbers = json.loads((folder / "config.json").read_text())
     names = ModelConfig.__slots__
     model = DemoModel(ModelConfig(**{name: numbers[name] for name in names}))
-    data = (folder / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    state = {name: _tensor(data, start, entry).float() for name, entry in header.items()}
-    model.load_state_dict(state)
+    state = load_file(folder / "model.safetensors")
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     return model.eval()
-
-
-def _tensor(data: bytes, start: int, entry: dict[str, list[int]]) -> Tensor:
-    begin, end = entry["data_offsets"]
-    raw = bytearray(data[start + begin : start + end])
-    return torch.frombuffer(raw, dtype=torch.bfloat16).view(entry["shape"])
