@@ -27,15 +27,8 @@ from headway.kernels.types._score_rule import ScoreRule
 
 
 @jit_once_for(
-    "window",
-    "max_blocks",
-    "first_position",
-    "sliding_window",
-    "table_stride",
-    "table_ptr",
-    "start_ptr",
-    "end_ptr",
-)
+    "window", "max_blocks", "first_position", "sliding_window", "table_stride", "table_ptr", "start_ptr", "end_ptr"
+)  # fmt: skip
 def _prefill_kernel(
     query_ptr: tl.tensor,
     key_ptr: tl.tensor,

@@ -43,23 +43,16 @@ def gated_mul(
     activation: GateActivation = "silu",
 ) -> torch.Tensor:
     """[tokens, intermediate]: activation(gate) * up."""
-    if takes_triton(gate_up):
-        check_dense(gate_up)
-        tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
-        if tokens > 0:
-            block, num_warps = _SMALL if tokens < _FEW_TOKENS else _LARGE
-            grid = tokens, blocks_of(intermediate, block)
-            overlaps, launch = overlap(gate_up.device)
-            _gated_mul_kernel[grid](
-                gate_up,
-                out,
-                intermediate,
-                BLOCK=block,
-                ACTIVATION=activation,
-                OVERLAPS=overlaps,
-                num_warps=num_warps,
-                **launch,
-            )
-        return out
-    return gated_mul_twin(gate_up, activation)
+    if not takes_triton(gate_up):
+        return gated_mul_twin(gate_up, activation)
+    check_dense(gate_up)
+    tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(tokens, intermediate, dtype=gate_up.dtype, device=gate_up.device)
+    if tokens > 0:
+        block, num_warps = _SMALL if tokens < _FEW_TOKENS else _LARGE
+        overlaps, launch = overlap(gate_up.device)
+        _gated_mul_kernel[(tokens, blocks_of(intermediate, block))](
+            gate_up, out, intermediate,
+            BLOCK=block, ACTIVATION=activation, OVERLAPS=overlaps, num_warps=num_warps, **launch,
+        )  # fmt: skip
+    return out

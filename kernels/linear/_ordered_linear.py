@@ -27,26 +27,8 @@ from headway.kernels.types._epilogue import GateActivation
 # Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the
 # last one tried.
 _TRIED_ROWS = (
-    65,
-    72,
-    96,
-    112,
-    128,
-    160,
-    192,
-    256,
-    320,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-    3072,
-    4096,
-    6144,
-    8192,
-)
+    65, 72, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+)  # fmt: skip
 _MOST_TRIED = 1 << 28
 
 

@@ -59,16 +59,8 @@ def _stepped(
 
 # Neither the depth nor the place of numbers may compile another kernel: it could add in another order.
 @jit_once_for(
-    "gate_ptr",
-    "id_ptr",
-    "row_ptr",
-    "first_ptr",
-    "length_ptr",
-    "generated_ptr",
-    "count_ptr",
-    "width",
-    "max_width",
-)
+    "gate_ptr", "id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr", "count_ptr", "width", "max_width"
+)  # fmt: skip
 def _steps_kernel(
     mixed_ptr: tl.tensor,
     gate_ptr: tl.tensor,
@@ -133,16 +125,8 @@ def _steps_kernel(
         own_gate_ptr = gate_ptr + (first + place) * gate_stride + head
         write = wide(tl.load(own_gate_ptr))
         decay = kept_share(wide(tl.load(own_gate_ptr + heads)), log, bias)
-        after_queries_ptr = token_ptr + query_size
-        tile = _stepped(
-            tile,
-            after_queries_ptr + key_place,
-            after_queries_ptr + value_place,
-            write,
-            decay,
-            has_key,
-            has_value,
-        )
+        own_ptr = token_ptr + query_size
+        tile = _stepped(tile, own_ptr + key_place, own_ptr + value_place, write, decay, has_key, has_value)
         query = unit(wide(tl.load(token_ptr + key_place, mask=has_key, other=0.0))) * scale
         result = tl.sum(tile * query[:, None], 0)
         to_ptr = out_ptr + ((first + place) * heads + head) * value_dim + d

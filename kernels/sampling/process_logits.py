@@ -179,11 +179,8 @@ def process_logits(
     rows, window, vocab_size = logits.shape
     num_tokens = window_tokens.shape[1]
     assert num_tokens >= window - 1, (num_tokens, window)
-    assert processors.token_counts.shape == (rows, vocab_size), (
-        processors.token_counts.shape,
-        rows,
-        vocab_size,
-    )
+    counts = processors.token_counts
+    assert counts.shape == (rows, vocab_size), (counts.shape, rows, vocab_size)
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     if out.numel() == 0:
         return out

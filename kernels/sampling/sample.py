@@ -36,14 +36,8 @@ _SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR =
 # for good.
 _PICK_OPTIONS = {"enable_fp_fusion": False}
 _ROW_POINTERS = (
-    "only_ptr",
-    "position_ptr",
-    "temperature_ptr",
-    "top_k_ptr",
-    "top_p_ptr",
-    "min_p_ptr",
-    "seed_ptr",
-)
+    "only_ptr", "position_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr"
+)  # fmt: skip
 _PARTIAL_POINTERS = ("highest_ptr", "score_ptr", "top_ptr", "near_ptr")
 
 
@@ -173,12 +167,9 @@ def _scan_kernel(
                 best = tl.full((PIECE,), -float("inf"), tl.float32)
                 for first in range(chunk * CHUNK, (chunk + 1) * CHUNK, PIECE):
                     near = first + tl.arange(0, PIECE)
-                    piece = tl.load(logits_ptr + near, mask=near < vocab_size, other=-float("inf")).to(
-                        tl.float32
-                    )
-                    best = tl.maximum(
-                        best, _scores(piece, highest, temperature, seed, position, first, PIECE)
-                    )
+                    piece = tl.load(logits_ptr + near, mask=near < vocab_size, other=-float("inf"))
+                    scores = _scores(piece.to(tl.float32), highest, temperature, seed, position, first, PIECE)
+                    best = tl.maximum(best, scores)
                 tl.store(score_ptr + partial, tl.max(best, 0))
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()

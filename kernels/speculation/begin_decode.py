@@ -12,14 +12,8 @@ _BLOCKS, _WARPS = 1024, 4
 
 
 @jit_once_for(
-    "max_blocks",
-    "table_stride",
-    "granted_stride",
-    "pending_stride",
-    "index_ptr",
-    "token_ptr",
-    "new_length_ptr",
-)
+    "max_blocks", "table_stride", "granted_stride", "pending_stride", "index_ptr", "token_ptr", "new_length_ptr"
+)  # fmt: skip
 def _start_kernel(
     index_ptr: tl.tensor,
     token_ptr: tl.tensor,
@@ -67,18 +61,13 @@ def begin_decode(
     block_size_tokens: int,
 ) -> None:
     """Makes these rows take part from the next round on; the token is the first that is not in the cache."""
-    vectors = (
-        rows.last_tokens,
-        rows.kv_lengths,
-        rows.last_block_offsets,
-        rows.block_counts,
-        rows.last_block_ids,
-    )
-    check_dense(index, tokens, lengths, *vectors, rows.pending_counts)
+    numbers = rows.last_tokens, rows.kv_lengths
+    places = rows.last_block_offsets, rows.block_counts, rows.last_block_ids, rows.pending_counts
+    check_dense(index, tokens, lengths, *numbers, *places)
     tables = rows.kv_block_ids, rows.granted_block_ids, rows.pending_tokens
     assert all(table.stride(1) == 1 for table in tables), "what is a row's stands side by side"
     if len(index) > 0:
         _start_kernel[(len(index),)](
-            index, tokens, lengths, *vectors, rows.pending_counts, *tables, tables[0].shape[1],
+            index, tokens, lengths, *numbers, *places, *tables, tables[0].shape[1],
             *(table.stride(0) for table in tables), BLOCK_SIZE=block_size_tokens, BLOCKS=_BLOCKS, num_warps=_WARPS,
         )  # fmt: skip

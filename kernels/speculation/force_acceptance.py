@@ -72,15 +72,6 @@ def force_acceptance(
     num_rows, width = sampled.shape
     if num_rows > 0:
         _force_kernel[(blocks_of(num_rows, _ROWS),)](
-            sampled,
-            tokens,
-            is_valid,
-            seeds,
-            start_positions,
-            thresholds,
-            num_rows,
-            vocab_size,
-            DEPTH=width - 1,
-            ROWS=_ROWS,
-            num_warps=_WARPS,
-        )
+            sampled, tokens, is_valid, seeds, start_positions, thresholds, num_rows, vocab_size,
+            DEPTH=width - 1, ROWS=_ROWS, num_warps=_WARPS,
+        )  # fmt: skip

@@ -111,24 +111,18 @@ def verify_and_rewind(
     emitted = (
         torch.empty((num_rows, width + 1), dtype=torch.int64, device=sampled.device) if out is None else out
     )
-    places = (
-        rows.last_tokens,
-        rows.kv_lengths,
-        rows.last_block_offsets,
-        rows.block_counts,
-        rows.last_block_ids,
-    )
-    check_dense(window.token_ids, window.is_valid, sampled, rows.prefill_status, *places, rows.pending_counts)
-    check_dense(emitted, sampled if broken is None else broken)
+    numbers = rows.prefill_status, rows.last_tokens, rows.kv_lengths
+    places = rows.last_block_offsets, rows.block_counts, rows.last_block_ids
+    given = window.token_ids, window.is_valid, sampled, sampled if broken is None else broken
+    check_dense(*given, *numbers, *places, rows.pending_counts, emitted)
     table, pending = rows.kv_block_ids, rows.pending_tokens
     assert table.stride(1) == pending.stride(1) == 1, (table.stride(), pending.stride())
     assert pending.shape[1] >= width, (tuple(pending.shape), width)
     if num_rows > 0:
         overlaps, launch = overlap(sampled.device)
         _commit_kernel[(blocks_of(num_rows, _ROWS),)](
-            window.token_ids, window.is_valid, sampled, sampled if broken is None else broken, rows.prefill_status, *places, table, pending,
-            rows.pending_counts, emitted, num_rows, table.shape[1], table.stride(0), pending.stride(0),
-            pending.shape[1],
+            *given, *numbers, *places, table, pending, rows.pending_counts, emitted, num_rows,
+            table.shape[1], table.stride(0), pending.stride(0), pending.shape[1],
             DEPTH=width - 1, BLOCK_SIZE=block_size_tokens, HAS_BROKEN=broken is not None, ROWS=_ROWS, OVERLAPS=overlaps, num_warps=_WARPS, **launch,
         )  # fmt: skip
     return emitted

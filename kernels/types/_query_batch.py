@@ -47,16 +47,8 @@ class QueryBatch:
         most_cached: int | None = None,
     ) -> QueryBatch:
         """Returns rows of `window` queries each."""
-        num_tokens = len(block_table) * window
-        return cls(
-            block_table,
-            start_positions,
-            window,
-            num_tokens,
-            first_token,
-            end_positions=end_positions,
-            most_cached=most_cached,
-        )
+        sizes = window, len(block_table) * window, first_token
+        return cls(block_table, start_positions, *sizes, end_positions=end_positions, most_cached=most_cached)
 
     @classmethod
     def of_chunks(

@@ -25,12 +25,6 @@ def prefill_attention(
     there changes no query before it.
     """
     return paged_attention(
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        start_positions,
-        rule,
-        end_positions=end_positions,
-        out=out,
-    )
+        query, key_cache, value_cache, block_table, start_positions, rule,
+        end_positions=end_positions, out=out,
+    )  # fmt: skip

@@ -29,13 +29,8 @@ def varlen_attention(
     for chunk, (first, length) in enumerate(zip(first_tokens.tolist(), lengths.tolist(), strict=True)):
         if length == 0:
             continue
-        own = slice(first, first + length)
+        own, row = slice(first, first + length), slice(chunk, chunk + 1)
         result[own] = paged_attention(
-            query[None, own],
-            key_cache,
-            value_cache,
-            block_table[chunk : chunk + 1],
-            start_positions[chunk : chunk + 1],
-            rule,
+            query[None, own], key_cache, value_cache, block_table[row], start_positions[row], rule
         )[0]
     return result

@@ -31,16 +31,9 @@ def verify_and_rewind(
     depth = width - 1
     bonus, accepted_counts = _accepted(window, sampled)
     rewind_kv_cache(
-        accepted_counts,
-        rows.prefill_status,
-        rows.last_block_offsets,
-        rows.kv_lengths,
-        rows.block_counts,
-        rows.last_block_ids,
-        rows.kv_block_ids,
-        depth,
-        block_size_tokens,
-    )
+        accepted_counts, rows.prefill_status, rows.last_block_offsets, rows.kv_lengths, rows.block_counts,
+        rows.last_block_ids, rows.kv_block_ids, depth, block_size_tokens,
+    )  # fmt: skip
     is_live = rows.prefill_status == 0
     rows.last_tokens.copy_(torch.where(is_live, bonus, rows.last_tokens))
     places = torch.arange(width, device=sampled.device).expand(num_rows, width)
@@ -68,17 +61,10 @@ def _accepted(
     bonus, last_places, accepted_counts = torch.empty(
         (3, num_rows), dtype=torch.int64, device=sampled.device
     ).unbind()
+    indices = torch.arange(sampled.numel(), device=sampled.device)
+    accepted_tokens = torch.empty((num_rows, depth), dtype=torch.int64, device=sampled.device)
     prepare_next_forward_pass(
-        num_rows,
-        output_tokens,
-        torch.arange(sampled.numel(), device=sampled.device),
-        last,
-        is_accepted,
-        input_tokens,
-        bonus,
-        last_places,
-        torch.empty((num_rows, depth), dtype=torch.int64, device=sampled.device),
-        accepted_counts,
-        depth,
-    )
+        num_rows, output_tokens, indices, last, is_accepted, input_tokens, bonus, last_places,
+        accepted_tokens, accepted_counts, depth,
+    )  # fmt: skip
     return bonus, accepted_counts
