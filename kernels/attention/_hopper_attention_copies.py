@@ -3,6 +3,7 @@ and values by TMA."""
 
 from __future__ import annotations
 
+from headway.kernels.linear._hopper_tiles import next_turn
 from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper
 
 
@@ -59,14 +60,6 @@ def find_tile(
         first_tile = gl.maximum(gl.minimum((start + place - sliding_window + 1) // TILE, end_tile - 1), 0)
         whole = first_tile
     return num_tiles, chunk, first, length, start, place, end, first_tile, end_tile, whole
-
-
-@gluon_jit_once_for()
-def next_turn(turn: gl.tuple, STAGES: gl.constexpr) -> gl.tuple:
-    """(stage, parity of its barrier)."""
-    stage, parity = turn
-    is_round = stage == STAGES - 1
-    return gl.where(is_round, 0, stage + 1), gl.where(is_round, parity ^ 1, parity)
 
 
 @gluon_jit_once_for()

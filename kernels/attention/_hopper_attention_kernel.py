@@ -8,7 +8,7 @@ quad's piece after piece: there is no room for more.
 
 from __future__ import annotations
 
-from headway.kernels.attention._hopper_attention_copies import copy_tiles, find_tile, next_turn
+from headway.kernels.attention._hopper_attention_copies import copy_tiles, find_tile
 from headway.kernels.attention._hopper_attention_tiles import (
     attend_values,
     cap,
@@ -26,6 +26,7 @@ from headway.kernels.attention._hopper_attention_tiles import (
     weigh,
 )
 from headway.kernels.attention._key_tiles import OPTIONS
+from headway.kernels.linear._hopper_tiles import next_turn
 from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper, tl
 
 __all__ = ["_OPTIONS", "_streamed_attention_kernel"]

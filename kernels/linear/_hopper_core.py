@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.linear._hopper_tiles import WARPS, layout_of_sums, thin_product
+from headway.kernels.linear._hopper_tiles import WARPS, layout_of_sums, next_turn, thin_product
 from headway.kernels.linear.dispatch import (
     COPY_BYTES,
     MAX_ROWS,
@@ -210,9 +210,7 @@ def sum_stream(
             weight_desc, arrival, weights, free, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
         fetch_inputs(x_desc, arrival, inputs, free, copy, exists, ROWS, INPUTS)
-        is_round = stage == STAGES - 1
-        stage = gl.where(is_round, 0, stage + 1)
-        parity = gl.where(is_round, parity ^ 1, parity)
+        stage, parity = next_turn((stage, parity), STAGES)
     return weights, inputs, arrivals, own, stage, parity, sums
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from headway.kernels.elementwise._gated_product import gluon_gated_product
+from headway.kernels.linear._hopper_tiles import next_turn
 from headway.kernels.linear.dispatch import GATED_INPUTS as INPUTS
 from headway.kernels.linear.dispatch import GATED_OUTPUTS as OUTPUTS
 from headway.kernels.linear.dispatch import GATED_ROWS as ROWS
@@ -121,9 +122,7 @@ def _dense_gated_kernel(
             )  # fmt: skip
             copy += 1
             free = stage
-            is_round = stage == STAGES - 1
-            stage = gl.where(is_round, 0, stage + 1)
-            parity = gl.where(is_round, parity ^ 1, parity)
+            stage, parity = next_turn((stage, parity), STAGES)
         sums = hopper.warpgroup_mma_wait(num_outstanding=0, deps=[sums])
         runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
         gate, up = gl.split(gl.permute(gl.reshape(sums, [ROWS, runs, 2, PAIRED]), (0, 1, 3, 2)))

@@ -24,6 +24,7 @@ from headway.kernels.linear._hopper_core import (
     padded_rows,
     split_paired,
 )
+from headway.kernels.linear._hopper_tiles import next_turn
 from headway.kernels.linear.dispatch import PAIRED, TmaGemmConfig
 from headway.kernels.runtime._device import shared_memory_bytes
 from headway.kernels.runtime._triton import (
@@ -189,9 +190,7 @@ def _copy_tiles(
             code_desc, scale_desc, zero_desc, ring, stage, tile, copy, copies, True, GROUPS, HAS_ZEROS
         )
         fetch_inputs(x_desc, full.index(stage), inputs, stage, copy, True, ROWS, INPUTS)
-        is_round = stage == STAGES - 1
-        stage = gl.where(is_round, 0, stage + 1)
-        parity = gl.where(is_round, parity ^ 1, parity)
+        stage, parity = next_turn((stage, parity), STAGES)
 
 
 @gluon_jit_once_for()
@@ -255,9 +254,7 @@ def _multiply(
                 sums = hopper.warpgroup_mma(weights, right, sums, is_async=True)
                 sums = hopper.warpgroup_mma_wait(num_outstanding=int(piece < PIECES - 1), deps=(sums,))
         hopper.mbarrier.arrive(empty.index(stage), count=1)
-        is_round = stage == STAGES - 1
-        stage = gl.where(is_round, 0, stage + 1)
-        parity = gl.where(is_round, parity ^ 1, parity)
+        stage, parity = next_turn((stage, parity), STAGES)
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     if PAIRED > 0:
         gate, up = split_paired(sums, ROWS, 64, PAIRED)

@@ -1,5 +1,5 @@
 """The tiles of sums of _hopper_core.py: wide ones by Hopper's own instructions, thin ones by those of older
-devices."""
+devices. Also the ring of pipeline stages of all kernels with TMA."""
 
 from __future__ import annotations
 
@@ -36,3 +36,11 @@ def thin_product(
         right = inputs.slice(first, 64, dim=0).load(of_inputs)
         sums = mma_v2(left, right, sums)
     return sums
+
+
+@gluon_jit_once_for()
+def next_turn(turn: gl.tuple, STAGES: gl.constexpr) -> gl.tuple:
+    """Returns the stage after this one in a ring of STAGES, and the parity of its barrier."""
+    stage, parity = turn
+    is_round = stage == STAGES - 1
+    return gl.where(is_round, 0, stage + 1), gl.where(is_round, parity ^ 1, parity)
