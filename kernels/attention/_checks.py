@@ -1,4 +1,4 @@
-"""Holds what all attention kernels share: the factors of their scores, and the checks of their tensors."""
+"""Checks the tensors of all attention kernels, and computes the factors of their scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from headway.kernels.types._score_rule import ScoreRule
 
-# Scores are scaled by it: powers of two are what a GPU computes.
+# Scores are scaled by it, because a GPU computes powers of two.
 _LOG2_E = 1.4426950408889634
 _MIN_HEAD_DIM, _MAX_HEAD_DIM = 16, 256
 
@@ -17,7 +17,7 @@ def check_attention(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     out: torch.Tensor,  # [rows, window, q_heads, head_dim]
 ) -> None:
-    """Heads are contiguous and powers of two; one address leads to a key and to its value."""
+    """Asserts that heads are contiguous and powers of two, and that keys and values have the same strides."""
     head_dim = query.shape[3]
     is_size = head_dim & (head_dim - 1) == 0 and _MIN_HEAD_DIM <= head_dim <= _MAX_HEAD_DIM
     assert is_size, f"head_dim is {head_dim}, the kernels take powers of two from 16 to 256"
@@ -31,8 +31,8 @@ def score_factors(rule: ScoreRule) -> tuple[float, float | None, int | None]:
     """Returns (scale, slope, sliding window) for the kernels; None, which they are compiled for, where there
     is no soft cap or no window.
 
-    A product s of query and key counts 2 ** (scale * s); with a soft cap 2 ** (scale * t) where t = tanh(s *
-    rule.scale / soft_cap) is 1 - 2 / (2 ** (slope * s) + 1).
+    A query-key product s has the weight 2 ** (scale * s). With a soft cap the weight is 2 ** (scale * t),
+    where t = tanh(s * rule.scale / soft_cap) is 1 - 2 / (2 ** (slope * s) + 1).
     """
     window = rule.window or None
     if rule.soft_cap == 0:

@@ -1,8 +1,8 @@
-"""Rotary embedding and attention of float32 on an x86 CPU, compiled, for layers whose weights are integers.
+"""Compiled rotary embedding and attention in float32 on an x86 CPU, for layers with integer weights.
 
-There products take little time, and the dozens of operations of PyTorch that the twins consist of would take
-more. A query's result depends on the number of keys that it sees alone: tiles of keys begin where its keys
-do, and what it takes of each is computed in one order.
+In such layers the linear layers take little time, and the dozens of PyTorch operations of the twins would
+dominate. The order of a query's sums depends on its number of visible keys alone, because tiles of keys begin
+at its first key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SOURCE = Path(__file__).with_name("cpu_attention.c")
 
 
 def has_cpu_attention(head_dim: int, gqa_group_size: int, rule: ScoreRule) -> bool:
-    """Returns whether this machine computes such attention in float32. What is missing is logged, once."""
+    """Returns whether this machine computes such attention in float32. Logs once what is missing."""
     is_plain = rule.soft_cap == 0 and rule.window == 0
     fits = head_dim % _LANES == 0 and head_dim <= _MAX_DIM and gqa_group_size <= _MAX_GROUP
     return is_plain and fits and _library() is not None
@@ -38,7 +38,7 @@ def cpu_rope_append(
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim] float32, written
     slot_mapping: torch.Tensor,  # [tokens] int64; -1: not written
 ) -> None:
-    """Computes `rope_append` without norms."""
+    """Does what `rope_append` does without norms."""
     tokens, heads, dim = query.shape
     assert key.stride() == value.stride(), (key.stride(), value.stride())
     assert key.stride()[1:] == (dim, 1), key.stride()
@@ -59,7 +59,7 @@ def cpu_attention(
     *,
     out: torch.Tensor,  # [tokens, q_heads, head_dim] float32
 ) -> None:
-    """Writes what `attention` returns, where `has_cpu_attention`."""
+    """Writes the result of `attention` to out. Requires `has_cpu_attention`."""
     assert isinstance(batch.lengths, int), "on a CPU the host knows the chunks' lengths"
     _, heads, dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]

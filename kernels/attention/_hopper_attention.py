@@ -1,9 +1,9 @@
-"""Causal attention of chunks over the paged cache on Hopper: one warp of a program asks for keys and values
-in bulk copies, two warpgroups multiply them, each for queries of its own, and weigh a tile's scores while the
-products of others run.
+"""Causal attention of chunks over the paged KV cache on Hopper, warp-specialised: one warp of a program
+copies keys and values by TMA. Two warpgroups, each with its own queries, overlap the softmax of a tile with
+the products of another.
 
-In Gluon, Triton's lower level; not interpreted. After FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608),
-with the order of sums of all kernels of attention (_key_tiles.py).
+Written in Gluon, which nothing interprets, after FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608). The
+order of sums is that of all attention kernels (_key_tiles.py).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import TensorDescriptor, blocks_of, gl, power_of_two
 from headway.kernels.types._score_rule import ScoreRule
 
-# Of a program, queries times heads; a warpgroup has half of them.
+# Query rows of a program: queries times heads. Each warpgroup computes half of them.
 ROWS = 128
 _STAGES = 2
 _TYPES = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = (64, 128, 256)
-# Columns of 16-bit numbers that lie side by side in shared memory.
+# Columns of 16-bit numbers that are adjacent in shared memory.
 _PIECE = 64
-# Registers of a thread of the second warpgroup and of the copying warp, whose three companions only take
-# registers: the first warpgroup gets what they leave, as much as the second.
+# Registers per thread of the second warpgroup and of the copying warpgroup, in which only one warp works. The
+# first warpgroup gets the rest, which is as much as the second has.
 _REGISTERS = 240, 24
 
 
 def streams_attention(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rule: ScoreRule
 ) -> bool:
-    """Returns whether these kernels compute such a query: by the device, types, the head's size, whether TMA
-    can copy the caches, and whether the first tile of keys has the first that is seen."""
+    """Returns whether these kernels support the query: its device, dtype and head size, whether TMA can copy
+    the caches, and whether the first visible key is in the first tile."""
     if not has_bulk_copies(query) or rule.first_position >= split_kv_tile(
         query.shape[-1], query.element_size()
     ):
@@ -64,7 +64,7 @@ def streamed_attention(
     rule: ScoreRule,
     out: torch.Tensor,  # [tokens, q_heads, head_dim], written
 ) -> None:
-    """Chunks whose lengths only the device knows."""
+    """Computes attention for chunks whose lengths only the device knows."""
     num_chunks = len(block_table)
     _launch(
         query, (key_cache, value_cache, block_table), (first_tokens, lengths, start_positions), rule, out,
@@ -73,7 +73,7 @@ def streamed_attention(
 
 
 def streamed_windows(
-    query: torch.Tensor,  # [rows, window, q_heads, head_dim], the rows one behind the other
+    query: torch.Tensor,  # [rows, window, q_heads, head_dim], rows without gaps between them
     key_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     value_cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_table: torch.Tensor,  # [rows, max_blocks] int32 or int64; entries not in use may be -1
@@ -81,7 +81,7 @@ def streamed_windows(
     rule: ScoreRule,
     out: torch.Tensor,  # [rows, window, q_heads, head_dim], likewise, written
 ) -> None:
-    """Chunks of one length. A query that sees no key gets zeros."""
+    """Computes attention for chunks of one length. A query that sees no key gets zeros."""
     rows, window = query.shape[:2]
     _launch(
         query.flatten(0, 1), (key_cache, value_cache, block_table), (start_positions,) * 3, rule, out.flatten(0, 1),
@@ -105,8 +105,11 @@ def _launch(
     window: int = 0,
     most_chunks: int = 0,
 ) -> None:
-    """most_tiles: of queries. window: of each chunk, where only their start positions are looked
-    at; else most_chunks, a power of two."""
+    """Launches the kernel.
+
+    most_tiles: an upper bound of the tiles of queries. window: the length of every chunk; first tokens and
+    lengths are not read then. most_chunks: without a window, a power of two that is not below their number.
+    """
     key_cache, value_cache, block_table = paged
     q_heads, head_dim = query.shape[1:]
     num_chunks, max_blocks = block_table.shape

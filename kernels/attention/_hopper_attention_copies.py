@@ -1,5 +1,5 @@
-"""Attention on Hopper, the warp that copies: it finds the program's tiles of queries and requests their keys
-and values by TMA."""
+"""The producer warp of attention on Hopper: it finds the program's tiles of queries and issues the TMA copies
+of their keys and values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def _add(a: gl.tensor, b: gl.tensor) -> gl.tensor:
 @gluon_jit_once_for()
 def find_tile(
     index: gl.tensor,
-    chunks: gl.tuple,  # (first tokens, lengths, start positions, how many, the windows' width)
+    chunks: gl.tuple,  # (first tokens, lengths, start positions, number of chunks, window)
     limit: gl.tensor,
     sliding_window: gl.tensor,
     CHUNKS: gl.constexpr,
     QUERIES: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tuple:
-    """Returns for the index-th tile of queries, counted from the last one: (how many there are, chunk, its
-    first token, length and start, the tile's first place in it, end of the keys it sees, their first tile,
-    number of tiles up to there, and how many of these every query sees). CHUNKS: 0 where they are windows of
-    one width. sliding_window: None where all keys up to its own are seen by a query."""
+    """Returns for the index-th tile of queries, counted from the last one: (number of tiles of queries,
+    chunk, its first token, its length, its start position, the tile's first query in it, end of the visible
+    keys, first tile of keys, end of the tiles of keys, end of those tiles that every query sees whole).
+    CHUNKS is 0 for windows of one width; sliding_window is None for full causal attention."""
     first_ptr, length_ptr, start_ptr, num_chunks, window = chunks
     if CHUNKS == 0:
         tiles_of_each = (window + QUERIES - 1) // QUERIES
@@ -37,7 +37,7 @@ def find_tile(
         first = chunk.to(gl.int64) * window
         length = window
     else:
-        # Every warp has all chunks, so that none waits for another.
+        # Every warp loads all chunks, so that no warp waits for another.
         layout: gl.constexpr = gl.BlockedLayout([max(CHUNKS // 32, 1)], [32], [gl.num_warps()], [0])
         each = gl.arange(0, CHUNKS, layout=layout)
         lengths = gl.load(length_ptr + each, mask=each < num_chunks, other=0).to(gl.int32)
@@ -56,7 +56,7 @@ def find_tile(
     end_tile = gl.cdiv(end, TILE)
     first_tile = 0
     if sliding_window is not None:
-        # Of queries that see no key, too, the last tile is computed.
+        # Queries that see no key compute the last tile, too.
         first_tile = gl.maximum(gl.minimum((start + place - sliding_window + 1) // TILE, end_tile - 1), 0)
         whole = first_tile
     return num_tiles, chunk, first, length, start, place, end, first_tile, end_tile, whole
@@ -71,7 +71,7 @@ def _blocks_of(
     BLOCK_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tuple:
-    """Returns the blocks of a tile of keys; where there is no tile, any blocks."""
+    """Returns the block ids of a tile of keys; beyond the last tile, any valid ids."""
     COPIES: gl.constexpr = TILE // BLOCK_SIZE if BLOCK_SIZE < TILE else 1
     blocks: gl.tuple = ()
     for i in gl.static_range(COPIES):
@@ -85,7 +85,7 @@ def _blocks_of(
 def _fetch(
     desc: gl.nvidia.hopper.tma.tensor_descriptor,
     arrival: gl.shared_memory_descriptor,
-    cells: gl.shared_memory_descriptor,  # of a tile: PIECE columns of all keys, then the next
+    cells: gl.shared_memory_descriptor,  # a tile: PIECE columns of all keys, then the next PIECE columns
     blocks: gl.tuple,
     tile: gl.tensor,
     head: gl.tensor,
@@ -124,8 +124,7 @@ def copy_tiles(
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """Copies keys and values by one warp, each as soon as both warpgroups have read the tile that its stage
-    held before."""
+    """Copies keys and values in one warp, each tile as soon as both warpgroups have released its stage."""
     keys, values, k_full, v_full, k_empty, v_empty = ring
     turn = gl.to_tensor(0), gl.to_tensor(1)
     item = gl.program_id(0)

@@ -1,9 +1,9 @@
-"""Attention on Hopper, the kernel: two warpgroups compute queries of their own, one warp copies keys and
+"""The attention kernel on Hopper: two warpgroups compute their own queries, and one warp copies keys and
 values for both.
 
-A warpgroup has the sums of a tile and of a quad of tiles in registers, of a group in shared memory, of all
-before in memory. Where heads are wide, those of a group are in memory, too, and a tile's are folded into the
-quad's piece after piece: there is no room for more.
+A warpgroup keeps the partial sums of a tile and of a quad of tiles in registers, those of a group in shared
+memory, and those of all earlier groups in global memory. With wide heads the sums of a group are in global
+memory, too, and a tile is folded into its quad piece by piece, because registers do not hold more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper, tl
 
 __all__ = ["_OPTIONS", "_streamed_attention_kernel"]
 
-# maxnreg: of a thread while all have the same number of registers.
+# maxnreg: the registers of a thread before the warps are specialised.
 _OPTIONS = {**OPTIONS, "maxnreg": 168}
 
 
@@ -50,8 +50,11 @@ def _weigh_first(
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> gl.tuple:
-    """Returns ((weights, m) of the first tile, the queries' positions from first_query on, turns). first: the
-    tile's first key. factors: those of `score_factors`."""
+    """Returns ((weights, m) of the first tile, the positions of the queries, which begin at first_query,
+    turns).
+
+    first: the tile's first key. factors: those of `score_factors`.
+    """
     scale, slope, sliding_window = factors
     keys, _values, k_full, _v_full, k_empty, _v_empty = ring
     k_turn, v_turn = turns
@@ -82,8 +85,8 @@ def _step(
     STAGES: gl.constexpr,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
-    """Adds a tile while the next one's scores are computed, and weighs these. IS_WHOLE: every query sees all
-    of the next one's keys. factors: those of `score_factors`."""
+    """Adds a tile to its quad while the scores of the next tile are computed, then computes the weights of
+    the next tile. IS_WHOLE: every query sees all keys of the next tile. factors: those of `score_factors`."""
     scale, slope, sliding_window = factors
     weights, tile_m = tile
     operand: gl.constexpr = weights.type.layout
@@ -94,7 +97,7 @@ def _step(
     v_stage, v_parity = v_turn
     hopper.mbarrier.wait(v_full.index(v_stage), v_parity)
     if PIECES > 2:
-        # Before any product, for the compiler would put off folding across a wait.
+        # This wait precedes all products, because the compiler would delay folding past a later wait.
         hopper.mbarrier.wait(k_full.index(k_stage), k_parity)
         quad, last_piece, of_last = fold_values(quad, tile, values.index(v_stage), ones)
         scores = score(q, keys.index(k_stage), is_async=True)
@@ -125,8 +128,8 @@ def _clear_tail(
     PART: gl.constexpr,
     PIECES: gl.constexpr,
 ) -> None:
-    """Sets the last tile's values from key `end` on to zero, for memory there may hold anything, NaN too.
-    Each warpgroup clears its half of the keys and waits for the other."""
+    """Sets the last tile's values from key `end` on to zero, because that memory may hold NaN. Each warpgroup
+    clears its half of the keys and waits for the other."""
     HALF: gl.constexpr = values.shape[0] // PIECES // 2
     PIECE: gl.constexpr = values.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // PIECE, PIECE // 8], [4, 1], [1, 0])
@@ -154,7 +157,7 @@ def _add_last(
     STAGES: gl.constexpr,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
-    """Adds the last tile, as _step does. Returns (quad, turns, parity)."""
+    """Adds the last tile to its quad as `_step` does. Returns (quad, turns, parity)."""
     _keys, values, _k_full, v_full, _k_empty, v_empty = ring
     k_turn, v_turn = turns
     v_stage, v_parity = v_turn
@@ -186,8 +189,11 @@ def _rows_of(
     PACKED: gl.constexpr,
     layout: gl.constexpr,
 ) -> gl.tuple:
-    """(pointers to the ROWS rows of a warpgroup from a place of the chunk on, PACKED heads of a query side by
-    side; whether their queries exist). first: the chunk's first token."""
+    """Returns (pointers to the ROWS rows of a warpgroup, whether their queries exist).
+
+    The rows begin at query `place` of the chunk whose first token is `first`; the PACKED heads of a query are
+    adjacent rows.
+    """
     ptr, token_stride, head_stride = tensor
     row = unhoisted(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)))
     column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
@@ -198,14 +204,14 @@ def _rows_of(
 
 @gluon_jit_once_for()
 def _attend(
-    cells: gl.shared_memory_descriptor,  # [ROWS, HEAD_DIM], the warpgroup's own
-    group: gl.shared_memory_descriptor,  # [PIECES * ROWS, PIECE] float32, likewise
-    stored_ptr: gl.tensor,  # [2, 1 or 2, PIECES, ROWS, PIECE] float32, the program's own: totals, and wide heads' groups
+    cells: gl.shared_memory_descriptor,  # [ROWS, HEAD_DIM], of this warpgroup alone
+    group: gl.shared_memory_descriptor,  # [PIECES * ROWS, PIECE] float32, of this warpgroup alone
+    stored_ptr: gl.tensor,  # [2, 1 or 2, PIECES, ROWS, PIECE] float32, of this program: totals; groups of wide heads
     ring: gl.tuple,
     ones: gl.shared_memory_descriptor,
     cleared: gl.shared_memory_descriptor,  # a barrier of both warpgroups
     query: gl.tuple,  # (pointer, strides of tokens and heads)
-    out: gl.tuple,  # likewise
+    out: gl.tuple,  # (pointer, strides of tokens and heads)
     chunks: gl.tuple,
     limit: gl.tensor,
     first_position: gl.tensor,
@@ -354,8 +360,8 @@ def _streamed_attention_kernel(
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
 ) -> None:
-    """Each program takes every n-th item: (QUERIES queries of a chunk, PACKED of the heads that share keys);
-    the last queries, which see most keys, come first."""
+    """Each of n programs computes every n-th item: QUERIES queries of a chunk and PACKED heads of a GQA
+    group. The last queries, which see most keys, come first."""
     PIECES: gl.constexpr = HEAD_DIM // PIECE
     ROWS: gl.constexpr = QUERIES * PACKED // 2
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)

@@ -1,7 +1,8 @@
-"""Attention on Hopper, the arithmetic of a tile of keys: scores, weights, products with values, and how sums
-become one.
+"""The arithmetic of attention on Hopper for a tile of keys: scores, weights, products with values, and the
+folding of partial sums (m, l, accumulators).
 
-In the order of _key_tiles.py: a tile's products begin at zero, and its sums are folded into those before it.
+The order is that of _key_tiles.py: the accumulators of a tile begin at zero and are then folded into the sums
+of the preceding keys.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from headway.kernels.runtime._triton import gl, gluon_jit_once_for, hopper
 def score(
     q: gl.shared_memory_descriptor, keys: gl.shared_memory_descriptor, is_async: gl.constexpr
 ) -> gl.tensor:
-    """[ROWS, TILE]."""
+    """Returns the query-key products, [ROWS, TILE] float32."""
     ROWS: gl.constexpr = q.shape[0]
     TILE: gl.constexpr = keys.shape[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -25,7 +26,8 @@ def score(
 
 @gluon_jit_once_for()
 def cap(scores: gl.tensor, slope: gl.tensor) -> gl.tensor:
-    """As `attend_tile` of _key_tiles.py computes it. slope: None where there is no soft cap."""
+    """Returns the scores with the soft cap that `attend_tile` of _key_tiles.py applies; slope None: no
+    cap."""
     if slope is not None:
         scores = 1.0 - 2.0 / (gl.exp2(scores * slope) + 1.0)
     return scores
@@ -41,7 +43,7 @@ def mask(
     sliding_window: gl.tensor,
     TILE: gl.constexpr,
 ) -> gl.tensor:
-    """Hides keys before first_position, from `end` on, after a query's position, and before its sliding
+    """Masks keys before first_position, from `end` on, after a query's position, and before its sliding
     window, unless that is None. first: the tile's first key."""
     token = first + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
     is_visible = gl.expand_dims((token >= first_position) & (token < end), 0) & (
@@ -54,7 +56,7 @@ def mask(
 
 @gluon_jit_once_for()
 def weigh(scores: gl.tensor, scale: gl.tensor, operand: gl.constexpr, dtype: gl.constexpr) -> gl.tuple:
-    """(weights of a tile's keys in the layout `operand`, the highest score), as split-KV computes them."""
+    """Returns (the weights of a tile's keys in the layout `operand`, m), computed as in split-KV."""
     m_i = gl.max(scores, 1) * scale
     base = gl.where(m_i == -float("inf"), 0.0, m_i)
     weights = gl.exp2(gl.fma(scores, scale, gl.expand_dims(-base, 1)))
@@ -64,7 +66,7 @@ def weigh(scores: gl.tensor, scale: gl.tensor, operand: gl.constexpr, dtype: gl.
 
 @gluon_jit_once_for()
 def start_sum(weights: gl.tensor, ones: gl.shared_memory_descriptor) -> gl.tensor:
-    """Starts the sum of a tile's weights, which the tensor cores compute: products with ones."""
+    """Starts the sum of a tile's weights on the tensor cores, as a product with ones."""
     ROWS: gl.constexpr = weights.shape[0]
     ONES: gl.constexpr = ones.shape[0]
     by_ones: gl.constexpr = gl.NVMMADistributedLayout(
@@ -78,7 +80,7 @@ def start_sum(weights: gl.tensor, ones: gl.shared_memory_descriptor) -> gl.tenso
 def start_values(
     weights: gl.tensor, values: gl.shared_memory_descriptor, piece: gl.constexpr, PIECES: gl.constexpr
 ) -> gl.tensor:
-    """Starts the product of a tile's weights with a piece of its values' columns; it begins at zero."""
+    """Starts the product of a tile's weights with a piece of the values' columns, accumulated from zero."""
     ROWS: gl.constexpr = weights.shape[0]
     TILE: gl.constexpr = values.shape[0] // PIECES
     PIECE: gl.constexpr = values.shape[1]
@@ -95,7 +97,7 @@ def attend_values(
     ones: gl.shared_memory_descriptor,
     PIECES: gl.constexpr,
 ) -> gl.tuple:
-    """(sums of the weights, PIECES accumulators) of a tile."""
+    """Returns (l, PIECES accumulators) of a tile."""
     running: gl.tuple = (start_sum(weights, ones),)
     for piece in gl.static_range(PIECES):
         running += (start_values(weights, values, piece, PIECES),)
@@ -109,10 +111,10 @@ def attend_values(
 def fold_values(
     sums: gl.tuple, tile: gl.tuple, values: gl.shared_memory_descriptor, ones: gl.shared_memory_descriptor
 ) -> gl.tuple:
-    """Adds a tile, (weights, m), piece after piece of its values' columns, for wide heads leave registers for
-    one product alone. That of the last piece is left running.
+    """Adds a tile, (weights, m), to the sums, one piece of the values' columns after the other, because wide
+    heads leave registers for one product only. The product of the last piece is still running at the end.
 
-    Returns ((m, l, accumulators), (the last product, weights), the factors that `fold_last` takes).
+    Returns ((m, l, accumulators), (the last product, weights), the factors for `fold_last`).
     """
     m_i, l_i, accs = sums
     weights, tile_m = tile
@@ -133,7 +135,7 @@ def fold_values(
 
 @gluon_jit_once_for()
 def fold_last(sums: gl.tuple, product: gl.tensor, factors: gl.tuple) -> gl.tuple:
-    """Adds the product of the last piece, which has ended, to the sums of `fold_values`."""
+    """Adds the completed product of the last piece to the sums of `fold_values`."""
     m_i, l_i, accs = sums
     old, new = factors
     PIECES: gl.constexpr = len(accs)
@@ -144,7 +146,7 @@ def fold_last(sums: gl.tuple, product: gl.tensor, factors: gl.tuple) -> gl.tuple
 
 @gluon_jit_once_for()
 def factors_of(m_i: gl.tensor, next_m: gl.tensor) -> gl.tuple:
-    """(the highest score, the factors of the sums so far and of the next ones)."""
+    """Returns (the new m, the factor of the sums so far, the factor of the next sums)."""
     highest = gl.maximum(m_i, next_m)
     base = gl.where(highest == -float("inf"), 0.0, highest)
     return highest, gl.exp2(m_i - base), gl.exp2(next_m - base)
@@ -152,8 +154,8 @@ def factors_of(m_i: gl.tensor, next_m: gl.tensor) -> gl.tuple:
 
 @gluon_jit_once_for()
 def fold_here(acc: gl.tensor, next_acc: gl.tensor, old: gl.tensor, new: gl.tensor) -> gl.tensor:
-    """As `fold` folds accumulators. The compiler may not put it off, which would keep more products in
-    registers than there are."""
+    """Folds one accumulator as `fold` does. Inline assembly keeps the compiler from delaying it, which would
+    need more registers than there are."""
     by_new = next_acc * gl.expand_dims(new, 1)
     operands: gl.constexpr = "=f,f,f,f"
     return gl.inline_asm_elementwise(
@@ -168,7 +170,7 @@ def fold_here(acc: gl.tensor, next_acc: gl.tensor, old: gl.tensor, new: gl.tenso
 
 @gluon_jit_once_for()
 def fold(sums: gl.tuple, next_sums: gl.tuple) -> gl.tuple:
-    """(m, l, accumulators) of the keys so far and the next ones: `fold` of _key_tiles.py."""
+    """Returns (m, l, accumulators) of the keys so far and the next ones, as `fold` of _key_tiles.py does."""
     m_i, l_i, accs = sums
     next_m, next_l, next_accs = next_sums
     highest, old, new = factors_of(m_i, next_m)
@@ -190,14 +192,14 @@ def load_group(group: gl.shared_memory_descriptor, PIECES: gl.constexpr, layout:
 
 @gluon_jit_once_for()
 def unhoisted(index: gl.tensor) -> gl.tensor:
-    """Returns the index. Addresses made of it are computed where they stand: the compiler would hold those of
-    all cells in registers through all tiles."""
+    """Returns the index such that the compiler cannot hoist the addresses computed from it: hoisted, they
+    would occupy registers throughout the loop over tiles."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [index], gl.int32, is_pure=False, pack=1)
 
 
 @gluon_jit_once_for()
 def _cells(ROWS: gl.constexpr, PIECE: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
-    """Places of a piece's accumulator in memory."""
+    """Returns the offsets of a piece's accumulator in global memory."""
     row = unhoisted(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)))
     column = gl.arange(0, PIECE, layout=gl.SliceLayout(0, layout))
     return gl.expand_dims(row, 1) * PIECE + gl.expand_dims(column, 0)
@@ -205,8 +207,7 @@ def _cells(ROWS: gl.constexpr, PIECE: gl.constexpr, layout: gl.constexpr) -> gl.
 
 @gluon_jit_once_for()
 def fold_into_stored(m_i: gl.tensor, l_i: gl.tensor, stored_ptr: gl.tensor, next_sums: gl.tuple) -> gl.tuple:
-    """`fold` into sums whose accumulators `store_sums` has stored, a piece at a time, for registers are
-    few."""
+    """Folds the next sums into accumulators that `store_sums` stored, a piece at a time to save registers."""
     next_m, next_l, next_accs = next_sums
     highest, old, new = factors_of(m_i, next_m)
     ROWS: gl.constexpr = next_accs[0].shape[0]
@@ -232,7 +233,7 @@ def store_sums(stored_ptr: gl.tensor, accs: gl.tuple) -> None:
 
 @gluon_jit_once_for()
 def no_keys(ROWS: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
-    """(m, l, accumulators) of no keys."""
+    """Returns (m, l, accumulators) of no keys."""
     m_i = gl.full([ROWS], -float("inf"), gl.float32, layout=gl.SliceLayout(1, layout))
     l_i = gl.zeros([ROWS], gl.float32, layout=gl.SliceLayout(1, layout))
     accs: gl.tuple = ()

@@ -1,23 +1,23 @@
-"""The one order of sums of attention, which all of its kernels keep, in Triton: a tile's sums, and how two
-sums become one.
+"""The order of sums that all attention kernels keep, in Triton: the sums of a tile, and the folding of two
+sums into one.
 
 A context is cut at fixed positions. Tiles of keys are folded in order within quads of tiles, quads in order
-within groups of tiles, groups in order. What a kernel computes at a time, and which programs share a query's
-keys, changes nothing: sums of no keys change no bit of what they are folded into. So a query's result is the
-same in a decode round and in a prompt, in any chunk, among any rows.
+within groups of tiles, and groups in order. Neither the keys that a kernel processes at a time nor the
+programs that share a query's keys matter, because folding the sums of no keys changes no bit. So a query's
+result is the same in a decode round and in a prompt, in any chunk, among any rows.
 
-A query with a sliding window sees its last keys only. Tiles that none of a program's queries sees are
-skipped, which changes no bit, for sums of no keys change none; quads and groups stay where they are.
+A query with a sliding window sees its last keys only. Tiles that no query of a program sees are skipped,
+which changes no bit either; quads and groups keep their positions.
 
-Sums are, as in FlashAttention (Dao et al., 2022, arXiv:2205.14135), m: the highest score, l: the sum of 2 **
-(score - m), acc: the values weighted likewise.
+The sums are those of FlashAttention (Dao et al., 2022, arXiv:2205.14135). m: the highest score; l: the sum of
+2 ** (score - m); acc: the values, weighted by 2 ** (score - m).
 """
 
 from __future__ import annotations
 
 from headway.kernels.runtime._triton import jit, tl
 
-# Where the compiler may fuse products and sums, equal sums round by the piece of code that computes them.
+# If the compiler may fuse multiplications and additions, the rounding depends on the surrounding code.
 OPTIONS = {"enable_fp_fusion": False}
 
 
@@ -31,7 +31,7 @@ def no_keys(QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, t
 
 @jit
 def first_key(first_position: tl.tensor, position: tl.tensor, sliding_window: tl.tensor) -> tl.tensor:
-    """Returns the first key that queries from `position` on see. sliding_window: None where they see all."""
+    """Returns the first key that queries from `position` on see. sliding_window: None for full attention."""
     first = first_position
     if sliding_window is not None:
         first = tl.maximum(position - sliding_window + 1, first_position)
@@ -42,8 +42,8 @@ def first_key(first_position: tl.tensor, position: tl.tensor, sliding_window: tl
 def first_border(
     outer: tl.tensor, first: tl.tensor, sliding_window: tl.tensor, SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Returns where, from `outer` on, the first piece of SIZE keys begins that has key `first` or later ones;
-    `outer` without a sliding window."""
+    """Returns the start of the first piece of SIZE keys, from `outer` on, that contains key `first` or a
+    later one; `outer` without a sliding window."""
     border = outer
     if sliding_window is not None:
         border = tl.maximum(outer, first // SIZE * SIZE)
@@ -74,7 +74,7 @@ def attend_tile(
     base = tl.where(m_i == -float("inf"), 0.0, m_i)
     below = tl.broadcast_to(-base[:, None], scores.shape)
     weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 1.0, tl.float32) * scale, below)).to(v.dtype)
-    # Summed by the tensor cores, in one order whatever the shape of the tile.
+    # The tensor cores sum in one order, whatever the shape of the tile.
     ones = tl.full((TILE, 16), 1.0, v.dtype)
     l_i = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
     return m_i, l_i, tl.dot(weights, v, input_precision="ieee")
@@ -89,7 +89,7 @@ def fold(
     next_l: tl.tensor,
     next_acc: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of the keys so far and the next ones, those of a tile or of a quad."""
+    """Returns (m, l, acc) of the keys so far and of the next ones, which are a tile, a quad or a group."""
     highest = tl.maximum(m_i, next_m)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     old = tl.exp2(m_i - base)
@@ -118,8 +118,8 @@ def attend_keys(
     QUAD: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """[queries, head_dim] float32: over those of the keys first_position .. end that each query sees, by one
-    program."""
+    """Returns the attention of each query over its visible keys from first_position to `end`, [queries,
+    head_dim] float32, computed by one program."""
     _, _, sliding_window = factors
     total_m, total_l, total = no_keys(QUERIES, HEAD_DIM)
     first = first_key(first_position, tl.min(position, 0), sliding_window)

@@ -1,4 +1,4 @@
-"""Split-KV, the second kernel: the partial results of each query are added up in one fixed order."""
+"""The second kernel of split-KV: it combines the partial results of each query in one fixed order."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _fold_neighbours(
     SOME: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (m, l, acc) of n times SOME neighbours, folded in order; all are asked for before one is waited
-    for."""
+    """Returns (m, l, acc) of n times SOME neighbours, folded in order; all loads are issued before the first
+    is needed."""
     asked = _load_partials(
         acc_ptr, m_ptr, l_ptr, first_partial + piece * stride, piece < num_pieces, HEAD_DIM
     )
@@ -92,7 +92,7 @@ def _add_groups(
     """Returns one query's sums with those of the first num_groups of these groups, folded in order."""
     group = tl.arange(0, GROUPS)
     for i in range(num_groups):
-        # Adding zeros takes one group out of the others, exactly.
+        # Adding zeros selects one group exactly.
         is_next = group == i
         next_m = tl.zeros((1,), tl.float32) + tl.sum(tl.where(is_next, ms, 0.0), 0)
         next_l = tl.zeros((1,), tl.float32) + tl.sum(tl.where(is_next, ls, 0.0), 0)
@@ -135,7 +135,7 @@ def _combine_kernel(
     HAS_ENDS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a query and some heads: sums the partial results, GROUPS groups at a time."""
+    """Each program combines the partial results of one query and some heads, GROUPS groups at a time."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) // window

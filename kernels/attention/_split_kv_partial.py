@@ -1,5 +1,5 @@
-"""Split-KV, the first kernel: each program attends to a part of a row's keys and leaves a partial result, or
-the result."""
+"""The first kernel of split-KV: each program attends to a part of a row's keys and stores a partial result,
+or the final one if the row has one part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _entries(
     BLOCK_SIZE: tl.constexpr,
     CACHE: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the blocks of the tokens from `first` on and before the end, -1 elsewhere."""
+    """Returns the block ids of the tokens from `first` to `end`, -1 elsewhere."""
     is_wanted = (token >= first) & (token < end)
     return tl.load(entries_ptr + token // BLOCK_SIZE, mask=is_wanted, other=-1, cache_modifier=CACHE)
 
@@ -54,8 +54,8 @@ def _locate(
     sliding_window: tl.tensor,
     GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (the unit's row as int64; the row's start, the first key that it sees, and how many are
-    counted; the unit's first piece among those of all rows, begin and end of its keys)."""
+    """Returns (the unit's row as int64; the row's start, its first visible key, and its number of counted
+    keys; the unit's first piece among those of all rows, begin and end of the unit's keys)."""
     row = tl.sum((unit_ends <= unit).to(tl.int32), 0)
     of_row = rows == row
     start, row_end, first_unit, first_piece = tl.reduce(
@@ -91,8 +91,8 @@ def _load_queries(
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (whether the query exists, its place in the window, its head, its position, its values) for the
-    part-th tile of queries: for each place of the window the heads of the GQA group."""
+    """Returns (whether the query exists, its index in the window, its head, its position, its values) for the
+    part-th tile of queries, which has the heads of the GQA group for each index of the window."""
     query = part * QUERIES + tl.arange(0, QUERIES)
     is_query = query < window * GQA_GROUP_SIZE
     place = query // GQA_GROUP_SIZE
@@ -189,9 +189,11 @@ def _partial_kernel(
     HAS_ENDS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program takes every n-th item: (unit of some row's keys, kv head, part of the window's queries).
+    """Each of n programs computes every n-th item: (unit of a row's keys, KV head, part of the window's
+    queries).
 
-    The next kernels may start as soon as all programs run: what they do before they wait is hidden here.
+    The next kernels may start as soon as all programs run, so that their work before their wait is hidden
+    (PDL).
     """
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
@@ -199,7 +201,7 @@ def _partial_kernel(
         start_ptr, end_ptr, num_rows, max_blocks * BLOCK_SIZE, first_position, sliding_window, window, tile_time, sum_time, quad_sum_time,
         quads_at_once, ROWS, TILE, QUAD, GROUP, HAS_ENDS,
     )  # fmt: skip
-    # There are no registers for larger results of two pieces.
+    # Larger results of two pieces would not fit in registers.
     is_paired = (at_once == 2) & (QUERIES * HEAD_DIM <= 32 * 128)
     at_once = tl.where(is_paired, 2, 1)
     units = tl.where(is_paired, (pieces + 1) // 2, pieces)
@@ -216,8 +218,8 @@ def _partial_kernel(
         first_tile = first_border(begin, first, sliding_window, TILE)
 
         entries_ptr = table_ptr + row * table_stride
-        # Blocks are loaded a tile ahead of their keys, whose addresses would wait for them; the first ones
-        # before the preceding kernel ends.
+        # Block ids are loaded a tile ahead of their keys, so that the keys' addresses need not wait; the
+        # first ones are loaded before the preceding kernel ends.
         next_block = _entries(entries_ptr, first_tile + tl.arange(0, TILE), first, end, BLOCK_SIZE, ".cg")
         if OVERLAPS:
             # The wait is within the loop: the assembler would move the first loads after a wait that precedes
@@ -260,5 +262,5 @@ def _partial_kernel(
             out_offset = row * out_row_stride + place * out_place_stride + head * out_head_stride
             _store_result(out_ptr, out_offset, is_query, l_i, acc, HEAD_DIM)
     if OVERLAPS:
-        # Programs without an item wait, too: the next kernel relies on all kernels before this one.
+        # Programs without an item wait, too, because the next kernel relies on all preceding kernels.
         tl.extra.cuda.gdc_wait()

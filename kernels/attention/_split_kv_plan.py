@@ -1,7 +1,7 @@
-"""Split-KV, how both of its kernels share out the work.
+"""The division of work in split-KV, which both of its kernels compute.
 
-Whether a program computes a tile of keys, a quad or a group depends on the load; the order of sums
-(_key_tiles.py) never does. The grid does not depend on lengths.
+The load decides whether a program computes a tile of keys, a quad or a group; the order of sums
+(_key_tiles.py) does not depend on it. The grid does not depend on lengths.
 """
 
 from __future__ import annotations
@@ -43,20 +43,25 @@ def split_rows(
     HAS_ENDS: tl.constexpr,
     FURTHER_TILE_TIME: tl.constexpr = 0.03,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns (row, start, end of the keys, pieces; keys of a piece: a tile's, a quad's or a group's; pieces
-    that a program takes, where it has registers for them).
+    """Returns (row, start, end of the keys, number of pieces, keys per piece, pieces per program).
 
-    By the group a program takes tile after tile, the longest row's last. By the tile all of them are spread
-    over the multiprocessors, and what they leave is added up. 12 rows of 4 tiles, 8 kv heads, 132
-    multiprocessors, 4 places: 4 tiles' times by the group; by the tile 12 * 4 * 8 / 132 = 2.9, and 1.6 for
-    the sums. These take FURTHER_TILE_TIME more for each tile of the longest row after its first group, for a
-    program adds up one query's. By the quad it is done after 4 tiles' times and fewer sums, or after 8, where
-    more quads exist than run at once, and no more than twice that number; then by two quads, unless rows with
-    an odd number make those too many.
+    A piece is a tile, a quad or a group; a program computes several pieces only if its registers hold them.
+    The choice minimises the estimated time, in units of a tile's time:
+
+    - Group: a program computes its tiles one after the other, so that the longest row decides.
+    - Tile: all tiles are spread over the multiprocessors, and the second kernel combines the partial results.
+      It takes FURTHER_TILE_TIME more for each tile of the longest row after its first group, because one
+      program combines a query's results.
+    - Quad: it takes 4 tiles' times and fewer partial results, or 8 if there are more quads than run at once,
+      up to twice that number. Programs then compute two quads each, unless rows with an odd number of quads
+      make too many programs.
+
+    12 rows of 4 tiles with 8 KV heads and windows of 4 take on 132 multiprocessors 4 tiles' times by the
+    group, and by the tile 12 * 4 * 8 / 132 = 2.9 and 1.6 for the combination.
     """
     row = tl.arange(0, ROWS)
-    # These are read before the preceding kernel has ended. They are older than the last kernel that waits
-    # before it lets others start, but may be in the L2 cache only.
+    # These are read before the preceding kernel has ended (PDL). They were written before the last kernel
+    # that waits before it launches its dependents, but may be in the L2 cache only.
     start = tl.load(start_ptr + row, mask=row < num_rows, other=0, cache_modifier=".cg").to(tl.int32)
     end = tl.where(row < num_rows, tl.minimum(start + window, limit), 0)
     if HAS_ENDS:

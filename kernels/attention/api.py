@@ -1,4 +1,4 @@
-"""The one entry to attention over the paged KV cache: `attention`."""
+"""The entry point to attention over the paged KV cache: `attention`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def attention(
     *,
     out: torch.Tensor | None = None,  # [tokens, q_heads, head_dim]
 ) -> torch.Tensor:
-    """Causal attention with grouped heads: each query of the batch sees those of its row's keys that the rule
-    has.
+    """Computes causal grouped-query attention (GQA): each query attends to the keys of its row that the rule
+    makes visible.
 
-    query and out hold the whole flat list of tokens; only the batch's rows are read and written. Returns out,
-    or a new tensor. A query that sees no key gets zeros, padding gets nothing. From its row's end position on
-    there are no keys: what memory holds there changes no query before it. The block table, start and end
-    positions must be older than the launch before this one: they are read before that launch has ended
-    (programmatic dependent launch).
+    query and out hold the whole flat list of tokens; only the tokens of the batch are read and written.
+    Returns out, or a new tensor. A query that sees no key gets zeros; padding is not written. A row has no
+    keys from its end position on: memory there may hold anything. The block table, start and end positions
+    must have been written before the preceding launch, because they are read before that launch has ended
+    (programmatic dependent launch, PDL). The kernel is chosen in dispatch.py; all kernels give the same bits.
     """
     result = torch.empty_like(query) if out is None else out
     queries, results = query[batch.tokens], result[batch.tokens]
