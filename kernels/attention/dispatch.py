@@ -1,4 +1,4 @@
-"""Chooses the kernel of attention from sizes: pure functions that know no tensors.
+"""Chooses the attention kernel and its sizes: pure functions of sizes, without tensors.
 
 The thresholds were measured on an H200.
 """
@@ -10,78 +10,76 @@ from typing import NamedTuple
 
 from headway.kernels.runtime._triton import blocks_of, power_of_two
 
-# More query rows of a KV head (queries times GQA group size) fill the tensor cores without split-KV.
+# With more query rows of a KV head (queries times GQA group size) the tensor cores are busy without split-KV.
 MAX_SPLIT_KV_ROWS = 128
-# A program of split-KV computes a tile of up to this number of query rows.
+# The most query rows of a split-KV program.
 SPLIT_KV_TILE_ROWS = 32
-# A program that walks through all keys takes too long where more keys are cached before the queries.
+# With more cached keys than this one program per query tile takes too long.
 MAX_WALKED_KEYS = 8192
-# A launch of split-KV leaves partial results for each query: those of 256 queries of a 7B model take 4 MiB
-# for each 2,048 places of a row's block table. Longer tables allow fewer queries of prompts in a launch.
+# A split-KV launch stores partial results for each query: those of 256 queries of a 7B model take 4 MiB for
+# each 2,048 positions of a row's block table. With longer tables a launch takes fewer queries of prompts.
 _MAX_SPLIT_KV_QUERIES, _LONG_TABLE_KEYS = 256, 32_768
-# One chunk of at most this number of tokens is attended as a window, so that split-KV shares its keys out
-# among programs.
+# A single chunk of at most this number of tokens is computed as a window, by split-KV.
 _MAX_PADDED_WINDOW = 32
-# From this number of keys' elements in a layer on, split-KV indexes them by 64 bits.
+# If the keys of a layer have at least this number of elements, split-KV uses 64-bit offsets.
 WIDE_CACHE_SIZE = 2**31
-# Query rows of a split-KV program.
+# Query rows of a split-KV program: for few rows, and for more.
 _QUERIES = 16, SPLIT_KV_TILE_ROWS
-# Keys of a tile: large, because a tile's latency counts more than its work; 16-bit heads to 128, wider ones,
-# others.
+# Keys of a tile: for 16-bit heads of up to 128 dimensions, for wider 16-bit heads, for other dtypes. Tiles
+# are large, because a tile's latency counts more than its work.
 _TILE, _WIDE_HEAD_TILE, _WIDE_TYPE_TILE = 128, 64, 32
-# Tiles of a quad and of a group, part of a result's rounding, too.
+# Tiles of a quad and of a group. They determine the rounding, as the keys of a tile do.
 QUAD_TILES, GROUP_TILES = 4, 16
 _PROGRAMS_PER_MULTIPROCESSOR = 4
-# Registers suffice for this number of warps of the first kernel, with heads of 128.
+# With heads of 128 a multiprocessor has registers for this number of warps of the first kernel.
 _RESIDENT_WARPS = 8
-# For few rows with narrow heads two, which all run at once: only when the last has started may the next
-# kernels begin. More rows gain by programs that wait for their turn.
+# Few rows with narrow heads take two programs per multiprocessor, all of which run at once: the next kernels
+# may begin only when the last program has started. More rows gain from programs that wait for their turn.
 _NARROW_HEAD, _NARROW_ROWS, _PROGRAMS_OF_NARROW_HEADS = 64, 4, 2
-# In times of a tile, measured on the H200: of a tile that shares a multiprocessor with others, of the sums of
-# what tiles leave, and of what quads leave, for each of the window's first places, and for each further head
-# that one program adds up.
+# Costs in units of a tile's time, measured on an H200: a tile that shares a multiprocessor with others; the
+# combination of tiles, and of quads, for each of the first _COUNTED_PLACES queries of a window; and each
+# further head that one program combines.
 _TILE_TIME, _PLACE_TIME, _QUAD_PLACE_TIME, _FURTHER_HEAD_TIME, _COUNTED_PLACES = 1.0, 0.4, 0.3, 0.5, 4
-# Numbers of rows to compile for. A number for each thread of a warp is added up by one instruction: with 16
-# instead of 32 a layer of a model 1,024 wide takes one row 22 us instead of 20.5.
+# The numbers of rows that the kernels are compiled for. 32 is the least, because a warp sums one number per
+# thread in one instruction: with 16 a layer of a model 1,024 wide takes 22 us for one row instead of 20.5.
 _SCANNED_ROWS = 32, 64, 256, 1024, 4096
-# The most programs of the second kernel: it takes heads together, since mostly it finds nothing to sum.
+# The most programs of the second kernel. Its programs compute several heads, because they mostly have nothing
+# to combine.
 _COMBINE_PROGRAMS = 512
-# Query rows, warps and stages of the Triton kernels of prompts, which have four accumulators in registers.
-# Two stages need _STAGES_BYTES of shared memory; where heads are wide or numbers have 32 bits, a program has
-# fewer rows.
+# Query rows and warps of the Triton kernels of prompts, which hold four accumulators in registers: a program
+# has fewer rows if heads are wide or numbers have 32 bits. Two stages need _STAGES_BYTES of shared memory.
 _PROMPT_ROWS, _WIDE_PROMPT_ROWS, _PROMPT_WARPS = 64, 16, 8
 _STAGES_BYTES = 160_000
-# Heads of a GQA group that a program computes together, at most.
+# The most heads of a GQA group that a program computes.
 _MAX_PACKED = 8
 
 
 class AttentionKernel(Enum):
-    """The kernels of attention. All keep one order of sums (_key_tiles.py), accumulate in float32 and round a
+    """The attention kernels. All keep one order of sums (_key_tiles.py), accumulate in float32 and round a
     result once."""
 
-    SPLIT_KV = auto()  # programs share a query's keys, and a second kernel adds up what they leave
-    PREFILL = auto()  # a program walks through all keys of its queries
-    PREFILL_TMA = auto()  # likewise, with TMA and warp specialisation
-    VARLEN = auto()  # as PREFILL, chunks whose lengths only the device knows
-    VARLEN_TMA = auto()
+    SPLIT_KV = auto()  # programs share a query's keys, and a second kernel combines their partial results
+    PREFILL = auto()  # one program processes all keys of its queries
+    PREFILL_TMA = auto()  # as PREFILL, with TMA and warp specialisation
+    VARLEN = auto()  # as PREFILL, for chunks whose lengths only the device knows
+    VARLEN_TMA = auto()  # as VARLEN, with TMA and warp specialisation
 
 
 class AttentionShape(NamedTuple):
     """Sizes of a QueryBatch and its heads.
 
-    can_copy: the kernels with TMA compute these heads and caches. has_ends: rows have end positions of their
-    own.
+    can_copy: the kernels with TMA support these heads and caches. has_ends: the batch has end positions.
     """
 
-    window: int | None  # queries of every row; None: the device alone knows them
+    window: int | None  # queries of every row; None: only the device knows them
     gqa_group_size: int
-    most_cached: int | None = None  # of QueryBatch
+    most_cached: int | None = None  # see QueryBatch
     can_copy: bool = False
     has_ends: bool = False
 
 
 def choose(shape: AttentionShape) -> AttentionKernel:
-    """Returns the kernel of a launch."""
+    """Returns the kernel that computes a batch of this shape."""
     if shape.window is None:
         return AttentionKernel.VARLEN_TMA if shape.can_copy else AttentionKernel.VARLEN
     if not is_split_kv(shape.window, shape.gqa_group_size, shape.most_cached):
@@ -91,24 +89,23 @@ def choose(shape: AttentionShape) -> AttentionKernel:
 
 
 def is_split_kv(window: int, gqa_group_size: int, most_cached: int | None) -> bool:
-    """Returns whether split-KV computes rows of that number of queries."""
+    """Returns whether split-KV computes rows of `window` queries."""
     return window <= max_split_kv_window(gqa_group_size) and splits_keys(most_cached)
 
 
 def splits_keys(most_cached: int | None) -> bool:
-    """Returns whether that number of cached keys is shared out among programs; None: the number is not
-    known."""
+    """Returns whether programs share that number of cached keys; None: the number is not known."""
     return most_cached is None or most_cached > MAX_WALKED_KEYS
 
 
 def max_split_kv_window(gqa_group_size: int) -> int:
-    """Returns the most queries of a row that split-KV takes."""
+    """Returns the most queries of a row that split-KV computes."""
     return MAX_SPLIT_KV_ROWS // gqa_group_size
 
 
 def max_prompt_rows(window: int, gqa_group_size: int, most_cached: int | None, max_keys: int) -> int | None:
-    """Returns the most rows of prompts in one launch; None: any number. max_keys: places of a row's block
-    table."""
+    """Returns the most rows of prompts in one launch; None: any number. max_keys: the positions that a row's
+    block table covers."""
     if not is_split_kv(window, gqa_group_size, most_cached):
         return None
     queries = _MAX_SPLIT_KV_QUERIES * _LONG_TABLE_KEYS // max(max_keys, _LONG_TABLE_KEYS)
@@ -118,13 +115,12 @@ def max_prompt_rows(window: int, gqa_group_size: int, most_cached: int | None, m
 class PaddedForm(Enum):
     """The forms of prompt chunks in a captured graph."""
 
-    WINDOW = auto()  # one chunk, a row of all tokens of the graph
+    WINDOW = auto()  # one chunk, as a row that has all tokens of the graph
     CHUNKS = auto()  # chunks whose number and lengths only the device knows
 
 
 def padded_form(num_chunks: int, num_tokens: int, most_cached: int) -> PaddedForm | None:
-    """Returns the form of chunks in a graph with room for num_tokens; None: a graph saves less than split-KV
-    does."""
+    """Returns the form of chunks in a graph for num_tokens; None: no graph, because split-KV saves more."""
     if num_chunks == 1 and num_tokens <= _MAX_PADDED_WINDOW:
         return PaddedForm.WINDOW
     return None if splits_keys(most_cached) else PaddedForm.CHUNKS
@@ -141,15 +137,15 @@ class TileConfig(NamedTuple):
 
 
 def packed_heads(gqa_group_size: int) -> int:
-    """Returns the heads of a GQA group that a program computes together."""
+    """Returns the number of heads of a GQA group that a program computes."""
     return min(gqa_group_size & -gqa_group_size, _MAX_PACKED)
 
 
 def prompt_tile(gqa_group_size: int, head_dim: int, itemsize: int, shared_memory_bytes: int) -> TileConfig:
     """Returns the tile of the prefill and varlen kernels. itemsize: bytes of a number.
 
-    A program of the varlen kernel computes several heads of a GQA group, one of the prefill kernel a single
-    head, which is a group of 1 here.
+    A program of the varlen kernel computes several heads of a GQA group. One of the prefill kernel computes a
+    single head: gqa_group_size is 1.
     """
     heads = packed_heads(gqa_group_size)
     rows = _WIDE_PROMPT_ROWS if itemsize > 2 or head_dim > 128 else _PROMPT_ROWS
@@ -158,29 +154,28 @@ def prompt_tile(gqa_group_size: int, head_dim: int, itemsize: int, shared_memory
 
 
 class SplitKvCosts(NamedTuple):
-    """Costs by which `split_rows` decides whether a program takes a tile, a quad or a group, given the
-    lengths of the rows."""
+    """The costs by which `split_rows` decides whether a program computes a tile, a quad or a group. Times are
+    in units of a tile's time."""
 
     tile_time: float
-    sum_time: float
-    quad_sum_time: float
-    quads_at_once: int  # of a KV head, or a part of its queries, whose programs run at a time
+    sum_time: float  # the combination of tiles
+    quad_sum_time: float  # the combination of quads
+    quads_at_once: int  # quads of a KV head, or of a part of its queries, that run at a time
 
 
 class SplitKvConfig(NamedTuple):
-    """The sizes of the two split-KV kernels. Keys of a tile, a quad and a group are part of a result's
-    rounding."""
+    """The sizes of the two split-KV kernels. The sizes of tile, quad and group determine the rounding."""
 
     queries: int  # query rows of a program: queries times GQA group size
     parts: int  # programs for the query rows of a window
-    tile: int
-    quad: int
-    group: int
-    num_warps: int
-    num_programs: int
-    scanned_rows: int
+    tile: int  # keys
+    quad: int  # keys
+    group: int  # keys
+    num_warps: int  # of the first kernel
+    num_programs: int  # of the first kernel
+    scanned_rows: int  # rows that the kernels are compiled for
     heads_per_program: int  # of the second kernel
-    most_pieces: int  # partial results of each query of a window
+    most_pieces: int  # partial results of each query of a window, in all rows
     costs: SplitKvCosts
 
 
@@ -195,7 +190,7 @@ def split_kv_config(
     num_multiprocessors: int,
 ) -> SplitKvConfig:
     """Returns the sizes for rows of `window` queries. heads: query heads and KV heads. itemsize: bytes of a
-    number. max_keys: places of a row's block table."""
+    number. max_keys: the positions that a row's block table covers."""
     q_heads, kv_heads = heads
     query_rows = window * (q_heads // kv_heads)
     queries = _QUERIES[query_rows > _QUERIES[0]]
@@ -224,8 +219,8 @@ def split_kv_config(
 def split_kv_keys(
     max_keys: int, window: int, sliding_window: int | None, head_dim: int, itemsize: int
 ) -> int:
-    """Returns the most keys that split-KV counts the pieces of in a row. max_keys: places of a row's block
-    table."""
+    """Returns the most keys that split-KV divides into pieces in a row. max_keys: the positions that a row's
+    block table covers."""
     if sliding_window is None:
         return max_keys
     # Pieces are counted from the group in which a row's first window begins.
@@ -234,30 +229,30 @@ def split_kv_keys(
 
 
 def split_kv_partials(config: SplitKvConfig, window: int, q_heads: int) -> int:
-    """Returns the number of partial results that programs leave, each head_dim + 2 numbers of float32."""
+    """Returns the number of partial results of a launch, each head_dim + 2 numbers of float32."""
     return config.most_pieces * window * q_heads
 
 
 def split_kv_tile(head_dim: int, itemsize: int) -> int:
-    """Returns the keys of a tile. They are part of the result's rounding, so that only the model may
-    decide."""
+    """Returns the keys of a tile. They determine the rounding, so that they may depend on the model only."""
     if itemsize > 2:
         return _WIDE_TYPE_TILE
     return _WIDE_HEAD_TILE if head_dim > 128 else _TILE
 
 
 def combined_heads(rows: int, window: int, q_heads: int) -> int:
-    """Returns the heads that a program of the second kernel computes."""
+    """Returns the number of heads that a program of the second kernel computes."""
     return min(power_of_two(blocks_of(rows * window * q_heads, _COMBINE_PROGRAMS)), q_heads)
 
 
 def split_kv_costs(
     items: int, window: int, num_multiprocessors: int, num_warps: int, heads_per_program: int
 ) -> SplitKvCosts:
-    """items: programs for a tile of keys. num_warps: of a program.
+    """Returns the costs. items: programs for a tile of keys. num_warps: of a program.
 
-    With a multiprocessor for itself a program hides none of its beginnings and ends, and leaves larger
-    results: 16 rows of 2,044 keys of 28 query and 4 KV heads x 128 take 64 us by the tile, 45 by two quads.
+    A program with many warps has a multiprocessor to itself, so that nothing hides its start and end, and its
+    partial results are larger: 16 rows of 2,044 keys of 28 query and 4 KV heads x 128 take 64 us by the tile,
+    45 by two quads.
     """
     places = min(window, _COUNTED_PLACES)
     alone = num_warps * 2 / _RESIDENT_WARPS
@@ -270,8 +265,8 @@ def split_kv_costs(
 
 
 def most_pieces(rows: int, max_keys: int, tile: int, costs: SplitKvCosts) -> int:
-    """Returns the most pieces of all rows: by the group; by the tile, where all tiles take less time than a
-    group's; by the quad, twice the number that runs at once."""
+    """Returns the most pieces of all rows: all groups, as many tiles as take less time than a group, or twice
+    the number of quads that run at once."""
     groups, quads, tiles = (rows * blocks_of(max_keys, keys * tile) for keys in (GROUP_TILES, QUAD_TILES, 1))
     return max(
         groups, min(quads, 2 * costs.quads_at_once), min(tiles, int(GROUP_TILES / costs.tile_time) + 1)

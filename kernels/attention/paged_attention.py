@@ -1,7 +1,7 @@
-"""Causal attention of windows of queries over the paged cache, with split KV: the launcher of its two
-kernels.
+"""Causal attention of windows of queries over the paged KV cache with split-KV (FlashDecoding): the launcher
+of its two kernels.
 
-_split_kv_plan.py says how the work is shared out, _key_tiles.py why no result depends on that.
+_split_kv_plan.py explains the division of work, _key_tiles.py why no result depends on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.kernels.runtime._triton import blocks_of, takes_triton
 from headway.kernels.types._score_rule import ScoreRule
 
 _STAGES = 2
-# The second kernel loads this number of groups at a time; a warp adds up this number of columns.
+# The second kernel loads this number of groups at a time; a warp combines this number of columns.
 _SUMMED_GROUPS, _COMBINED_BY_A_WARP = 4, 64
 
 
@@ -39,12 +39,12 @@ def paged_attention(
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
+    """Returns [rows, window, q_heads, head_dim]: query w of a row attends to the keys up to position start +
+    w that the rule makes visible.
 
-    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
-    there changes no query before it. The block table, start and end positions are older than the preceding
-    launch: they are read before that has ended. The window must not be wider than split-KV allows: see
-    dispatch.py.
+    A query that sees no key gets zeros. A row has no keys from its end position on: memory there may hold
+    anything. The block table, start and end positions must have been written before the preceding launch,
+    because they are read before that has ended (PDL). See dispatch.py for the widest window.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return paged_attention_twin(

@@ -1,8 +1,8 @@
-"""Causal attention of long chunks of queries over the paged cache.
+"""Causal attention of long chunks of queries over the paged KV cache (chunked prefill).
 
-A program computes some queries over all of their keys, in the order of sums of all kernels (_key_tiles.py):
-how a prompt is divided into chunks does not change a query's result. The keys and values of the chunk are in
-the cache already.
+A program computes some queries over all of their keys, in the order of sums of all attention kernels
+(_key_tiles.py), so that the division of a prompt into chunks does not change a query's result. The keys and
+values of the chunk are in the cache already.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _prefill_kernel(
     GROUP: tl.constexpr,
     HAS_ENDS: tl.constexpr,
 ) -> None:
-    """One program a head and QUERIES queries; the last queries, which see most keys, start first."""
+    """Each program computes one head and QUERIES queries. The last queries, which see most keys, start
+    first."""
     head = tl.program_id(0)
     first_place = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
     row = tl.program_id(2).to(tl.int64)
@@ -102,10 +103,11 @@ def prefill_attention(
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
+    """Returns [rows, window, q_heads, head_dim]: query w of a row attends to the keys up to position start +
+    w that the rule makes visible.
 
-    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
-    there changes no query before it.
+    A query that sees no key gets zeros. A row has no keys from its end position on: memory there may hold
+    anything.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return prefill_attention_twin(
@@ -119,7 +121,7 @@ def prefill_attention(
         return result
     gqa_group_size = q_heads // key_cache.shape[2]
     can_copy = _are_flat(query, result) and streams_attention(query, key_cache, value_cache, rule)
-    # The number of cached keys decided before: here one program walks through all of them.
+    # 0 cached keys: the caller has decided against split-KV.
     kernel = choose(
         AttentionShape(window, gqa_group_size, 0, can_copy=can_copy, has_ends=end_positions is not None)
     )

@@ -1,7 +1,8 @@
-"""Causal attention of chunks of different lengths, laid one behind the other, over the paged cache.
+"""Causal attention of consecutive chunks of different lengths over the paged KV cache.
 
-How many chunks there are, and how long they are, is data: one captured graph serves any that fit. Sums have
-the order of all kernels (_key_tiles.py). The keys are in the cache already.
+The number of chunks and their lengths are data, so that one captured graph serves any chunks that fit. The
+order of sums is that of all attention kernels (_key_tiles.py). The keys and values of the chunks are in the
+cache already.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headway.kernels.runtime._device import shared_memory_bytes
 from headway.kernels.runtime._triton import check_dense, jit_once_for, power_of_two, takes_triton, tl
 from headway.kernels.types._score_rule import ScoreRule
 
-# This number of chunks may end within a tile before a program has to take two.
+# This number of chunks may end within a tile before a program has to compute two tiles.
 _SHORT_CHUNKS = 4
 
 
@@ -62,10 +63,10 @@ def _varlen_kernel(
     QUAD: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """One program PACKED heads, which share their keys, and QUERIES queries of a chunk, several where there
-    are many short chunks; the last queries, which see most keys, start first."""
+    """Each program computes PACKED heads of a GQA group and QUERIES queries of a chunk, or several such tiles
+    if there are many short chunks. The last queries, which see most keys, start first."""
     first_head = tl.program_id(0) * PACKED
-    row = tl.arange(0, QUERIES * PACKED)  # the heads of a query side by side
+    row = tl.arange(0, QUERIES * PACKED)  # the heads of a query are adjacent
     head = first_head + row % PACKED
     chunks = tl.arange(0, CHUNKS)
     lengths = tl.load(length_ptr + chunks, mask=chunks < num_chunks, other=0).to(tl.int32)
@@ -110,10 +111,10 @@ def varlen_attention(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees those of its keys up to
-    start + w that the rule has.
+    """Returns [tokens, q_heads, head_dim]: the token first + w of a chunk, w < length, attends to the keys up
+    to position start + w that the rule makes visible.
 
-    Tokens of no chunk get nothing written.
+    The results of tokens of no chunk are not written.
     """
     if not takes_triton(query) or query.dtype == torch.float64:
         return varlen_attention_twin(

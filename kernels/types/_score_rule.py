@@ -1,4 +1,4 @@
-"""How attention computes the scores of queries and keys, and which keys a query attends to."""
+"""The scores of attention, and the keys that a query attends to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 
 class ScoreRule(NamedTuple):
-    """The scores of a layer: scale * (query . key), or soft_cap * tanh(that / soft_cap) where there is a cap.
+    """The scores of a layer: scale * (query . key), or soft_cap * tanh(that / soft_cap) if there is a soft
+    cap.
 
-    A query attends to the keys at positions first_position .. its own; with a window to the last `window` of
-    these positions only, its own included: key position > query position - window.
+    A query attends to the keys from first_position to its own position. With a sliding window it attends to
+    the last `window` of these only: key position > query position - window.
     """
 
     scale: float
-    soft_cap: float = 0.0  # 0: none
+    soft_cap: float = 0.0  # 0: no soft cap
     first_position: int = 0
-    window: int = 0  # 0: all
+    window: int = 0  # 0: no sliding window

@@ -10,14 +10,15 @@ import torch
 
 from headway.kernels.types._score_rule import ScoreRule
 
-# Matrix products of fewer rows take another code path, whose sums round differently: with AVX-512 those of up
-# to 4 rows of 96 or 128 numbers, and of up to 8 rows of more.
+# Matrix products of fewer rows take another code path, which rounds differently: with AVX-512 products of up
+# to 4 rows of 96 or 128 numbers, and of up to 8 rows of more numbers.
 _QUERY_MULTIPLE = 16
-# PyTorch's fused attention starts a new sum every _CHUNK keys. Of these MKL sums up to _WHOLE without a
-# split; where it splits more, depends on their number and on the processor.
+# PyTorch's fused attention starts a new sum every _CHUNK keys. MKL sums up to _WHOLE of these without a
+# split; where it splits longer sums depends on their length and on the processor.
 _WHOLE, _CHUNK = 192, 512
-# Keys and values gathered at a time, for each thread: they are read again while its cache still holds them,
-# and so much memory is reused by the allocator, where more would be returned and mapped anew at every call.
+# Bytes of keys and values that are gathered at a time, for each thread. They are read again while the
+# thread's cache holds them, and the allocator reuses that much memory instead of mapping it anew at every
+# call.
 _GATHERED_BYTES = 2**20
 
 
@@ -32,10 +33,11 @@ def paged_attention(
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
+    """Returns [rows, window, q_heads, head_dim]: query w of a row attends to the keys up to position start +
+    w that the rule makes visible.
 
-    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
-    there changes no query before it (in float16; wider types do not overflow to NaN, and are not masked).
+    A query that sees no key gets zeros. A row has no keys from its end position on: in float16 memory there
+    may hold anything; wider types do not overflow to NaN, so that their memory is not masked.
     """
     rows, window, q_heads, head_dim = query.shape
     block_size, kv_heads = key_cache.shape[1:3]
@@ -52,7 +54,7 @@ def paged_attention(
 
     ends = start_positions[:, None] + torch.arange(window, device=query.device)
     places = torch.arange(first_block * block_size, blocks * block_size, device=query.device)
-    # The heads that share keys stand side by side as further queries.
+    # The heads of a GQA group become further queries.
     mask = _visible(places, ends, rule)[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)
     folded = query.view(rows, window, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
     padding = -window * group % _QUERY_MULTIPLE
@@ -68,8 +70,7 @@ def paged_attention(
             run = slice(first_of_run, first_of_run + num_gathered)
             keys, values = (c[run].flatten(0, 1)[None].transpose(1, 2) for c in (key_cache, value_cache))
         if query.dtype == torch.float16:
-            # A model may overflow here. What another request left behind must not spoil this one: 0 * NaN is
-            # NaN.
+            # A model may overflow in float16, and 0 * NaN is NaN: values of other requests must be cleared.
             last = ends[some, -1:] if end_positions is None else end_positions[some, None] - 1
             is_foreign = ((places > last) | (places < rule.first_position))[:, None, :, None]
             keys, values = keys.masked_fill(is_foreign, 0), values.masked_fill(is_foreign, 0)
@@ -87,7 +88,7 @@ def _visible(
     ends: torch.Tensor,  # [rows, queries] int64: the positions of the queries
     rule: ScoreRule,
 ) -> torch.Tensor:
-    """Returns which keys each query sees, [rows, queries, keys] bool."""
+    """Returns whether each query sees each key, [rows, queries, keys] bool."""
     is_visible = places <= ends[..., None]
     if rule.first_position > 0:
         is_visible &= places >= rule.first_position
@@ -112,7 +113,7 @@ def _attended(
 def _attended_with_soft_cap(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rule: ScoreRule
 ) -> torch.Tensor:
-    """Sums _CHUNK keys at a time, as PyTorch's fused attention does, at least in float32."""
+    """Sums _CHUNK keys at a time as PyTorch's fused attention does, in float32 or wider."""
     wide = torch.promote_types(query.dtype, torch.float32)
     highest, total = (query.new_full((*query.shape[:3], 1), n, dtype=wide) for n in (-torch.inf, 0))
     sums = torch.zeros_like(query, dtype=wide)
@@ -131,9 +132,9 @@ def _attended_with_soft_cap(
 
 
 def _rows_at_once(row_bytes: int) -> int:
-    """Returns how many rows to attend at a time, given the bytes of gathered keys of one row.
+    """Returns the number of rows to compute at a time, given the bytes of gathered keys of one row.
 
-    16 rows of 330 keys (2 heads x 64, float32) take 1.9 ms four by four, 2.6 ms to 5 ms at once.
+    16 rows of 330 keys (2 heads x 64, float32) take 1.9 ms four at a time, 2.6 ms to 5 ms all at once.
     """
     return max(1, torch.get_num_threads() * _GATHERED_BYTES // max(1, 2 * row_bytes))
 
@@ -142,16 +143,16 @@ def _gathered(
     cache: torch.Tensor,  # [num_blocks, block_size, kv_heads, head_dim]
     block_ids: torch.Tensor,  # [rows, blocks] int32 or int64
 ) -> torch.Tensor:
-    """[rows, kv_heads, blocks * block_size, head_dim]."""
+    """Returns the blocks of each row, [rows, kv_heads, blocks * block_size, head_dim]."""
     blocks = cache.index_select(0, block_ids.flatten())
     return blocks.view(len(block_ids), -1, *cache.shape[2:]).transpose(1, 2)
 
 
 def _first_of_run(block_table: torch.Tensor, blocks: int, num_blocks: int) -> int | None:
-    """Where the cache holds a single row's blocks one behind the other, so that they need not be gathered.
+    """Returns the first block of a single row whose blocks are consecutive in the cache, so that they need
+    not be gathered; None if they are not.
 
-    What stands behind the row's own blocks belongs to others: no query sees it, nor what is gathered there
-    else.
+    The blocks after the row's own belong to other requests; no query sees them.
     """
     ids: list[int] = block_table[0, :blocks].tolist()
     own = ids.index(-1) if -1 in ids else len(ids)
@@ -162,15 +163,17 @@ def _first_of_run(block_table: torch.Tensor, blocks: int, num_blocks: int) -> in
 
 
 def _gathered_context(context: int) -> int:
-    """Returns how many positions to gather so that the sum over any query's keys is split at the same places.
+    """Returns the number of positions to gather so that the sum over any query's keys is split at the same
+    positions.
 
-    Gathered keys that a query does not see add exact zeros; only where the sum is cut matters.
+    Gathered keys that a query does not see add exact zeros; only the positions of the splits matter.
     """
     tail = context % _CHUNK
     return context - tail + _CHUNK if tail > _WHOLE else context
 
 
 def _blocks_before_windows(start: int, window: int, block_size: int) -> int:
-    """Returns how many blocks no query from `start` on sees, whole sums only: these would change nothing."""
+    """Returns the number of blocks before the windows of all queries from `start` on, in multiples of _CHUNK
+    keys: they would change no sum."""
     before = max(start - window + 1, 0) if window > 0 else 0
     return before // _CHUNK * _CHUNK // block_size if _CHUNK % block_size == 0 else 0

@@ -1,4 +1,4 @@
-"""Causal attention of long chunks of queries over the paged cache (PyTorch twin): that of any window."""
+"""Causal attention of long chunks of queries over the paged KV cache (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ def prefill_attention(
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, window, q_heads, head_dim]: query w of a row sees the keys up to start + w that the rule has.
-
-    A query that sees no key gets zeros. From its row's end position on there are no keys: what memory holds
-    there changes no query before it.
-    """
+    """Returns what `paged_attention` returns, for windows of any width."""
     return paged_attention(
         query, key_cache, value_cache, block_table, start_positions, rule,
         end_positions=end_positions, out=out,

@@ -20,10 +20,10 @@ def varlen_attention(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, q_heads, head_dim]: query first + w of a chunk, w < length, sees those of its keys up to
-    start + w that the rule has.
+    """Returns [tokens, q_heads, head_dim]: the token first + w of a chunk, w < length, attends to the keys up
+    to position start + w that the rule makes visible.
 
-    Tokens of no chunk get nothing written.
+    The results of tokens of no chunk are not written.
     """
     result = torch.empty_like(query) if out is None else out
     for chunk, (first, length) in enumerate(zip(first_tokens.tolist(), lengths.tolist(), strict=True)):
