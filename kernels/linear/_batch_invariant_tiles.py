@@ -1,5 +1,4 @@
-"""Tiles of the programs of `batch_invariant_linear`: a pure function of sizes chooses them. Knows no
-tensors."""
+"""Chooses the tiles of `batch_invariant_linear`, a pure function of sizes, without tensors."""
 
 from __future__ import annotations
 
@@ -7,13 +6,15 @@ from typing import NamedTuple
 
 from headway.kernels.runtime._triton import blocks_of, power_of_two
 
-# Up to that many rows are one tile, whose program is bound by memory.
+# Up to this number of rows are one tile, whose program is bound by memory.
 _FEW_ROWS = 64
 
 
 class Tile(NamedTuple):
-    """The tile of a program. share: the reached share of the tensor cores' rate, about, once programs fill
-    the device."""
+    """The tile of a program, and its pipeline.
+
+    share: roughly the share of the tensor cores' peak rate that is reached once programs fill the device.
+    """
 
     outputs: int
     rows: int
@@ -23,7 +24,7 @@ class Tile(NamedTuple):
     share: float = 1.0
 
 
-# Outputs are multiples of 64: Hopper multiplies fewer by another instruction.
+# Outputs are multiples of 64, because Hopper multiplies fewer by another instruction.
 _MANY_ROWS = (
     Tile(128, 256, 64, 8, 4, 1.0),
     Tile(128, 128, 64, 8, 4, 0.85),
@@ -31,14 +32,14 @@ _MANY_ROWS = (
     Tile(64, 64, 64, 4, 4, 0.4),
 )
 _LEAST_OF_MANY = min(tile.rows for tile in _MANY_ROWS)
-# No tensor core multiplies float32: the operands are in registers.
+# Tensor cores do not multiply float32, so that the operands are in registers.
 FLOAT32_TILE = Tile(64, 32, 32, 4, 3)
 
 
 def rows_of_each_tile(
     most_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int
 ) -> list[int]:
-    """Returns the least number of rows of each tile that products of 1 to most_rows rows are computed in."""
+    """Returns the smallest number of rows, from 1 to most_rows, that uses each tile."""
     starts = [1, 17, 33, *range(_FEW_ROWS + 1, most_rows + 1, _LEAST_OF_MANY)]
     fewest: dict[Tile, int] = {}
     for rows in starts:
@@ -48,12 +49,11 @@ def rows_of_each_tile(
 
 
 def tile_of(num_rows: int, num_inputs: int, num_outputs: int, num_multiprocessors: int) -> Tile:
-    """Returns the tile with the shortest estimated time, by its waves of programs and the time of a
-    program."""
+    """Returns the tile with the shortest estimated time: the number of waves times the time of a program."""
     if num_rows <= _FEW_ROWS:
         rows = max(power_of_two(num_rows), 16)
         outputs = 128 if blocks_of(num_outputs, 64) > 2 * num_multiprocessors else 64
-        # Of 128 inputs five tiles must fit in Hopper's shared memory.
+        # Five stages of 128 inputs must fit in Hopper's shared memory.
         inputs = 128 if num_inputs % 128 == 0 and outputs + rows < 192 else 64
         return Tile(outputs, rows, inputs, 4, 5)
 

@@ -1,8 +1,8 @@
-"""Products on a CPU whose rows do not depend on one another, not even in their last bit.
+"""Batch-invariant products on a CPU: no row depends on another, not even in its last bit.
 
-A GEMM over few rows may round differently from one over many. This is ruled out in one of two ways: float32
-products are oneDNN's, whose sums run in one order whatever the number of rows and outputs (tried on this
-machine before it is relied on); all others are products of `padded_linear`.
+A GEMM over few rows may round differently from one over many. Float32 products are oneDNN's, whose sums have
+one order for any number of rows and outputs, which is tried on this machine first. All other products are
+those of `padded_linear`.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def least_packed_rows(
     weight: torch.Tensor,  # [out, in] float32
     bias: torch.Tensor | None,  # [out] float32
 ) -> int | None:
-    """Returns the least number of rows from which a row's packed result is the same for any number: 1, 2 or
-    None.
+    """Returns the number of rows, 1 or 2, from which on a row's packed result is the same for any number of
+    rows; None if it never is.
 
-    A single row may be computed in another way, as on AVX-512 when a row is longer than 1024.
+    A single row may be computed differently, for example on AVX-512 if it is longer than 1024.
     """
     packed = _packed(weight)
     return _least_rows(lambda rows: _onednn_linear(rows, packed, bias), weight.shape[1])

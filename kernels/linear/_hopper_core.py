@@ -1,11 +1,11 @@
-"""Products of few rows (of gates, up to 128) with a large weight of 16 bits or of float8 on Hopper, whose
-weights are loaded to shared memory by TMA.
+"""The core of the skinny GEMMs on Hopper: up to 64 rows (128 with a gate) times a large weight in 16 bits or
+float8, which TMA loads to shared memory.
 
 A program has a multiprocessor to itself and loads its first weights before the preceding kernel has ended
-(PDL); it waits for that one only before it loads inputs. So memory is read while kernels end and start.
-Written in Gluon, Triton's lower level, where copies are issued and waited for separately. It is not
-interpreted, and other devices lack some of the instructions: these use _skinny_core.py. No launch that is
-still under way may write the weight. Knows no operation but the product.
+(PDL). It waits for that kernel only before it loads inputs, so that memory is read while kernels end and
+start. The core is written in Gluon, where copies are issued and waited for separately; nothing interprets it.
+Other devices use _skinny_core.py. No launch that is still running may write the weight. Knows no operation
+but the product.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from headway.kernels.runtime._triton import (
     tl,
 )
 
-# The fewest rows of an MMA instruction: the rest of the shared memory is the weights'.
+# The fewest rows of an MMA instruction, so that weights get most of the shared memory.
 _MIN_TILE_ROWS = 8
-# Programs begin their sums at that many inputs, or fewer: not all load the same inputs at once, but some do,
-# which spares the L2 cache. For whole sums, for parts, for more rows than MAX_ROWS: 64 rows of q, k and v
-# 14.9 us, from 16 inputs 15.4.
+# Programs begin their sums at this number of different inputs: not all load the same inputs at once, but some
+# do, which saves L2 traffic. The numbers are for whole sums, for split sums, and for more rows than MAX_ROWS.
+# 64 rows of q, k and v take 14.9 us with 4 starts, 15.4 with 16.
 _STARTS, _STARTS_OF_PARTS, _STARTS_OF_MANY = 4, 6, 16
-# The last part of a split sum loads the other parts' sums AHEAD copies before its own end. 64 rows of `o`
-# take 9.4 us, where all parts ended at once 11.3.
+# The program of a split sum's last part loads the other partial sums AHEAD copies before its own end. 64 rows
+# of `o` take 9.4 us; they took 11.3 when all parts ended at once.
 AHEAD = 3
 _SWIZZLE_BYTES = 128
 
@@ -65,8 +65,8 @@ def _fetch_weights(
     TILES: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> None:
-    """Issues one copy of the tiles that begin with output `first`, or of pairs with run `first` of a
-    block."""
+    """Issues the copies of TILES tiles of weights. first: the first output, or with pairs the first run of
+    PAIRED outputs in a block."""
     runs: gl.constexpr = OUTPUTS // (2 * PAIRED) if PAIRED > 0 else 0
     for tile in gl.static_range(TILES):
         place = weights.index(stage * TILES + tile)
@@ -96,9 +96,9 @@ def fetch_inputs(
 
 @gluon_jit_once_for()
 def rows_of(num_rows: gl.tensor, ROWS: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
-    """Returns (row, is_row), [ROWS] each: the row of each index of a tile, as described_rows loads it, and
-    whether that index stores it. 5 rows in a tile of 8: rows 0, 1, 2, 3, 1, 2, 3, 4, stored from all indices
-    but the fifth to seventh."""
+    """Returns (row, is_row), [ROWS] each: the row that `described_rows` loads to each index of a tile, and
+    whether that index stores it. 5 rows in a tile of 8 are rows 0, 1, 2, 3, 1, 2, 3, 4, of which all but the
+    fifth to seventh are stored."""
     place = gl.arange(0, ROWS, layout=layout)
     is_first = place < ROWS // 2
     row = gl.where(is_first, place, place - ROWS + num_rows)
@@ -111,7 +111,7 @@ def open_stream(
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     block: gl.tensor,
     first: gl.tensor,
-    tile: gl.tensor,  # the program's first
+    tile: gl.tensor,  # the program's first tile
     begin: gl.tensor,
     end: gl.tensor,
     ROWS: gl.constexpr,
@@ -123,10 +123,12 @@ def open_stream(
     STARTS: gl.constexpr,
     UNIT: gl.constexpr,
 ) -> gl.tuple:
-    """Issues STAGES of copies begin .. end - 1, from one of STARTS inputs on; UNIT copies are a large one.
-    Nothing that a kernel wrote is read before the preceding one has ended, which is when this returns and
-    when the next may start. The last value of the result is the tiles' sums, zeros yet, [OUTPUTS, ROWS]
-    float32 each in the layout of the tensor cores."""
+    """Fills the STAGES of the pipeline with copies from begin to end - 1, beginning at one of STARTS inputs.
+
+    UNIT copies have the size of one large copy. Weights are loaded before the preceding kernel has ended,
+    inputs after it. When this returns, the next kernel may start. The last value of the result is the sums of
+    the tiles, zeros so far, [OUTPUTS, ROWS] float32 each in the layout of the tensor cores.
+    """
     bits: gl.constexpr = x_desc.dtype.primitive_bitwidth
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * bits // 8
@@ -145,8 +147,8 @@ def open_stream(
             weight_desc, arrival, weights, stage, block, first, copy, exists, OUTPUTS, INPUTS, TILES, PAIRED
         )
         copy = gl.where(copy + 1 == end, begin, copy + 1)
-    # In this order: a following attention kernel reads starts before its own wait, and a preceding norm may
-    # not have waited yet.
+    # The wait comes first: a following attention kernel reads start positions before its own wait, and a
+    # preceding norm may not have waited yet.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     copy = own
@@ -162,7 +164,7 @@ def open_stream(
 def sum_stream(
     x_desc: gl.nvidia.hopper.tma.tensor_descriptor,
     weight_desc: gl.nvidia.hopper.tma.tensor_descriptor,
-    stream: gl.tuple,  # of open_stream, which got the same arguments, or as this left it
+    stream: gl.tuple,  # from open_stream or sum_stream, called with the same arguments
     block: gl.tensor,
     first: gl.tensor,
     begin: gl.tensor,
@@ -177,8 +179,8 @@ def sum_stream(
     STAGES: gl.constexpr,
     UNDER_WAY: gl.constexpr,
 ) -> gl.tuple:
-    """Returns the stream with `until` copies summed up, of which `done` were. The products of UNDER_WAY
-    copies, none or one, are still under way while the next are issued."""
+    """Returns the stream with `until` copies summed, of which `done` were summed before. The products of
+    UNDER_WAY copies, 0 or 1, are still running while the next are issued."""
     gl.static_assert(UNDER_WAY < STAGES and UNDER_WAY <= 1)
     stage_bytes: gl.constexpr = (TILES * OUTPUTS + ROWS) * INPUTS * x_desc.dtype.primitive_bitwidth // 8
     weights, inputs, arrivals, own, stage, parity, sums = stream
@@ -187,8 +189,8 @@ def sum_stream(
         hopper.mbarrier.wait(arrivals.index(stage), parity)
         transposed = inputs.index(stage).permute((1, 0))
         running: gl.tuple = ()
-        # Float8 sums stay in the tensor cores, about 13 bits, from the first input to the last, as Triton
-        # does on Hopper: sums added in registers after some inputs would depend on the size of copies.
+        # Float8 sums stay in the tensor cores, at about 13 bits, from the first input to the last, as in
+        # Triton on Hopper: sums that are added in registers at intervals would depend on the size of copies.
         if OUTPUTS < 64:
             gl.static_assert(TILES == 1 and UNDER_WAY == 0)
             sums = (thin_product(weights.index(stage), transposed, sums[0], INPUTS),)
@@ -198,7 +200,7 @@ def sum_stream(
                 place = weights.index(stage * TILES + tile)
                 running += (hopper.warpgroup_mma(place, transposed, sums[tile], is_async=True),)
             sums = _waited(running, UNDER_WAY, TILES)
-        # Into the stage that has been multiplied.
+        # The next copy goes to the stage that has been multiplied.
         free = gl.where(stage == 0, STAGES - 1, stage - 1) if UNDER_WAY > 0 else stage
         summed = turn - UNDER_WAY
         exists = (summed >= 0) & (summed + STAGES < copies)
@@ -216,7 +218,7 @@ def sum_stream(
 
 @gluon_jit_once_for()
 def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> gl.tuple:
-    """Waits until the products of at most UNDER_WAY copies are under way."""
+    """Waits until the products of at most UNDER_WAY copies are still running."""
     if TILES == 1:
         return (hopper.warpgroup_mma_wait(num_outstanding=UNDER_WAY, deps=running),)
     else:
@@ -225,8 +227,7 @@ def _waited(running: gl.tuple, UNDER_WAY: gl.constexpr, TILES: gl.constexpr) -> 
 
 @gluon_jit_once_for()
 def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
-    """Returns each tile's sums, [OUTPUTS, ROWS] float32, once all copies are summed up and no warp's products
-    read them."""
+    """Returns the sums of each tile, [OUTPUTS, ROWS] float32, after all products of all warps have ended."""
     sums = stream[-1]
     if sums[0].shape[0] >= 64:
         sums = _waited(sums, 0, TILES)
@@ -236,7 +237,7 @@ def sums_of(stream: gl.tuple, TILES: gl.constexpr) -> gl.tuple:
 
 @gluon_jit_once_for()
 def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
-    """Ends a program: until then the barriers keep their memory, and nothing has to wait for it."""
+    """Invalidates the barriers at the end of a program."""
     arrivals = stream[2]
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.invalidate(arrivals.index(stage))
@@ -244,12 +245,12 @@ def close_stream(stream: gl.tuple, STAGES: gl.constexpr) -> None:
 
 @gluon_jit_once_for()
 def by_rows(
-    cells: gl.tensor,  # [OUTPUTS, ROWS], in the layout of the tensor cores: a thread has two rows of an output
+    cells: gl.tensor,  # [OUTPUTS, ROWS] in the layout of the tensor cores, where a thread has two rows of an output
     ROWS: gl.constexpr,
     OUTPUTS: gl.constexpr,
 ) -> gl.tensor:
-    """Returns the same in a layout where a thread has adjacent outputs of a row, up to 16 bytes of memory at
-    once, not 2. Tiles of the fewest rows stay as they are, which is faster: their threads have few."""
+    """Returns the cells in a layout where a thread has adjacent outputs of a row, so that it accesses up to
+    16 bytes of memory at once instead of 2. Tiles of 8 rows keep their layout, which is faster."""
     if ROWS > 8:
         own: gl.constexpr = min(OUTPUTS * ROWS // (32 * gl.num_warps()), 8)
         across: gl.constexpr = OUTPUTS // own
@@ -268,8 +269,8 @@ def cells_of(
     OUTPUTS: gl.constexpr,
     layout: gl.constexpr,
 ) -> gl.tuple:
-    """Returns the offset of each cell of a tile and whether it exists, [OUTPUTS, ROWS] each; rows have that
-    stride."""
+    """Returns the offset of each cell of a tile and whether it exists, [OUTPUTS, ROWS] each. stride: of
+    rows."""
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
     output = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
     return row[None, :] * stride + output[:, None], is_row[None, :] & (output < num_outputs)[:, None]
@@ -282,7 +283,7 @@ def split_paired(
     OUTPUTS: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> gl.tuple:
-    """Returns the firsts and the seconds of the pairs, [OUTPUTS / 2, ROWS] each."""
+    """Returns the first and the second outputs of the pairs, [OUTPUTS / 2, ROWS] each."""
     runs: gl.constexpr = OUTPUTS // (2 * PAIRED)
     first, second = gl.split(gl.permute(gl.reshape(sums, [runs, 2, PAIRED, ROWS]), (0, 2, 3, 1)))
     return gl.reshape(first, [OUTPUTS // 2, ROWS]), gl.reshape(second, [OUTPUTS // 2, ROWS])
@@ -299,7 +300,7 @@ def choice_of(
     out: torch.Tensor | None = None,
     weight_format: WeightFormat = WeightFormat.PLAIN,
 ) -> LinearChoice:
-    """Returns what `dispatch.choose` says of these tensors."""
+    """Returns the choice of `dispatch.choose` for these tensors."""
     shape = shape_of(x, weight, out)._replace(format=weight_format)
     return choose(shape, traits_of(x), operation)
 
@@ -323,7 +324,7 @@ def traits_of(x: torch.Tensor) -> DeviceTraits:
 
 
 def is_copied(tensor: torch.Tensor) -> bool:
-    """Returns whether TMA can copy it: its rows are whole and begin at multiples of 16 bytes."""
+    """Returns whether TMA can copy the tensor: its rows are dense and begin at multiples of 16 bytes."""
     row_bytes = tensor.stride(0) * tensor.element_size()
     return tensor.stride(1) == 1 and row_bytes % 16 == 0 and tensor.data_ptr() % 16 == 0
 
@@ -331,9 +332,9 @@ def is_copied(tensor: torch.Tensor) -> bool:
 def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, int | bool]:
     """Returns the constants that all kernels share, and the options of the launch."""
     rows = padded_rows(x.shape[0])
-    # Where programs follow one another, or there are MAX_ROWS, waiting for products holds copies up:
-    # `gate_up` of 64 rows 45.2 us, and 47.3 with the wait. Otherwise the bytes in flight matter more, above
-    # all for MANY_ROWS, which leave room for two or three copies.
+    # With several waves of programs, or with MAX_ROWS, waiting for products delays copies: `gate_up` of 64
+    # rows takes 45.2 us, and 47.3 with the wait. Otherwise the bytes in flight matter more, above all for
+    # MANY_ROWS, which leave room for two or three copies.
     is_under_way = rows == MAX_ROWS or streams.programs > multiprocessors(x.device)
     stage_bytes = (streams.tiles * streams.outputs + rows) * streams.copy_bytes
     return {
@@ -343,7 +344,7 @@ def stream_constants_of(x: torch.Tensor, streams: TmaGemmConfig) -> dict[str, in
         "STAGES": shared_memory_bytes(x.device) // stage_bytes,
         "STARTS": _starts(streams, rows),
         "UNIT": COPY_BYTES // streams.copy_bytes,
-        # Thin tiles are multiplied by instructions that are never under way.
+        # Thin tiles are multiplied by synchronous instructions.
         "UNDER_WAY": int(is_under_way and streams.outputs == OUTPUTS),
         "num_warps": WARPS,
         "launch_pdl": True,
@@ -359,15 +360,18 @@ def _starts(streams: TmaGemmConfig, rows: int) -> int:
 
 
 def inputs_of(tensor: torch.Tensor, streams: TmaGemmConfig) -> int:
-    """Returns the inputs of a TMA copy."""
+    """Returns the number of inputs of a TMA copy."""
     return streams.copy_bytes // tensor.element_size()
 
 
 def described_rows(x: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
-    """Describes x as two halves of a tile, which overlap where the tile has more rows than x: 5 rows in a
-    tile of 8 are rows 0 .. 3 and rows 1 .. 4. A row out of bounds takes a copy longer than one that exists (a
-    tile of 64: `gate_up` 52 us where 33 of them existed, 47 where all do). Only for 1 to 4 rows some of the 8
-    are out of bounds."""
+    """Returns the TMA descriptor of x as two halves of a tile, which overlap if the tile has more rows than
+    x: 5 rows in a tile of 8 are rows 0 .. 3 and rows 1 .. 4.
+
+    TMA copies a row that is out of bounds more slowly than one that exists: with a tile of 64 `gate_up` took
+    52 us if 33 rows existed, 47 if all did. With this layout rows are out of bounds only if x has 1 to 4 of
+    them.
+    """
     (rows, num_inputs), half = x.shape, padded_rows(x.shape[0]) // 2
     shape = [1 if rows <= half else 2, min(rows, half), num_inputs]
     strides = [max(rows - half, 1) * x.stride(0), x.stride(0), 1]
@@ -379,8 +383,8 @@ def padded_rows(num_rows: int) -> int:
 
 
 def described_pairs(weight: torch.Tensor, streams: TmaGemmConfig, *, blocks: int) -> TensorDescriptor:
-    """Describes a weight in which output i of a block's first half is paired with output i of its second, as
-    [blocks, runs, 2, PAIRED, inputs]."""
+    """Returns the TMA descriptor of a weight as [blocks, runs, 2, PAIRED, inputs], in which output i of a
+    block's first half is paired with output i of its second half."""
     num_inputs, half = weight.shape[1], weight.shape[0] // (2 * blocks)
     shape = [blocks, half // PAIRED, 2, PAIRED, num_inputs]
     strides = [2 * half * num_inputs, PAIRED * num_inputs, half * num_inputs, num_inputs, 1]

@@ -1,9 +1,9 @@
-"""Gated products of many rows on Hopper, by a persistent kernel: each multiprocessor's program computes one
-tile after another and loads the inputs of the next while it ends one. A tile has both gate and `up`, so that
-only their product is written.
+"""The gated GEMM of many rows on Hopper, a persistent kernel: the program of each multiprocessor computes one
+tile after another and loads the operands of the next tile while it finishes one. A tile has both gate and
+`up`, so that only their product is written.
 
-Written in Gluon, Triton's lower level, which is not interpreted. Hopper at full load is bound by its power:
-saving a pass over memory saves time, though the library's own product alone is no slower.
+Written in Gluon, which nothing interprets. Hopper at full load is limited by its power: the library's product
+alone is as fast, but the fused activation saves a pass over memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.kernels.runtime._device import multiprocessors
 from headway.kernels.runtime._triton import TensorDescriptor, blocks_of, gl, gluon_jit_once_for, hopper, tl
 from headway.kernels.types._epilogue import GateActivation
 
-# Tiles of outputs whose weights stay in the L2 cache while all rows pass.
+# The weights of this number of output tiles stay in the L2 cache while all rows are multiplied.
 _GROUP = 8
 _STAGES, _WARPS = 4, 8
 
@@ -53,9 +53,10 @@ def _fetch(
 
 @gluon_jit_once_for()
 def _place_of(index: gl.tensor, row_tiles: gl.tensor, tiles: gl.tensor, GROUP: gl.constexpr) -> gl.tuple:
-    """Returns (tile of rows, tile of outputs): all rows of GROUP tiles of outputs, then of the next GROUP."""
+    """Returns (tile of rows, tile of outputs). All tiles of rows of GROUP output tiles precede the next
+    GROUP."""
     group = index // (GROUP * row_tiles)
-    width = gl.maximum(gl.minimum(tiles - group * GROUP, GROUP), 1)  # after the last tile, too
+    width = gl.maximum(gl.minimum(tiles - group * GROUP, GROUP), 1)  # not 0 after the last tile
     place = index % (GROUP * row_tiles)
     return place // width, group * GROUP + place % width
 
@@ -89,7 +90,7 @@ def _dense_gated_kernel(
         hopper.mbarrier.init(arrivals.index(stage), count=1)
     tl.extra.cuda.gdc_wait()
     all_tiles = row_tiles * tiles
-    # Copies are issued STAGES - 1 before they are multiplied, those of the next tile while one ends.
+    # Copies are issued STAGES - 1 turns before they are multiplied, across the boundary of tiles.
     asked = gl.program_id(0)
     row_tile, tile = _place_of(asked, row_tiles, tiles, GROUP)
     for stage in gl.static_range(STAGES - 1):
@@ -109,7 +110,7 @@ def _dense_gated_kernel(
             sums = hopper.warpgroup_mma(
                 inputs.index(stage), transposed, sums, use_acc=done > 0, is_async=True
             )
-            # The preceding product has ended in all warps: its stage is free.
+            # After this the preceding product has ended in all warps, so that its stage is free.
             sums = hopper.warpgroup_mma_wait(num_outstanding=1, deps=[sums])
             tl.debug_barrier()
             if copy == num_copies:

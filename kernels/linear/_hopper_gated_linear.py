@@ -1,5 +1,4 @@
-"""The TMA product of a gate and its `up` with their activation: see _hopper_core.py. Launched by several
-operations."""
+"""The skinny GEMM on Hopper with a gated epilogue, which several operations launch: see _hopper_core.py."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ def _streamed_gated_kernel(
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    """Each program computes TILES x OUTPUTS rows of the weight: half of them the gate's, half those of `up`
-    paired with them."""
+    """Each program computes TILES x OUTPUTS rows of the weight: half are rows of the gate, half the rows of
+    `up` that are paired with them."""
     first_tile = gl.program_id(0) * TILES
     first = first_tile * (OUTPUTS // (2 * PAIRED))
     stream = open_stream(
@@ -101,7 +100,7 @@ def streamed_gated_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    streams: TmaGemmConfig,  # of them
+    streams: TmaGemmConfig,  # as `dispatch.choose` gives it
     activation: GateActivation,
 ) -> None:
     """Writes activation(x @ gate.T) * (x @ up.T), [rows, outputs], to out."""

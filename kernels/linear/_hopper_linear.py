@@ -1,4 +1,4 @@
-"""The TMA product with its epilogue: see _hopper_core.py. Launched by several operations."""
+"""The skinny GEMM on Hopper with its epilogue, which several operations launch: see _hopper_core.py."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _streamed_linear_kernel(
     HAS_RESIDUAL: gl.constexpr,
     ROUNDS_TWICE: gl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; that of the last part adds
-    the parts up."""
+    """Each program computes OUTPUTS outputs over one of SPLIT parts of the inputs (split-K). The program of
+    the last part adds the partial sums."""
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
     is_last = part == SPLIT - 1
     begin = part * part_copies
@@ -90,7 +90,7 @@ def _streamed_linear_kernel(
     (sums,) = sums_of(stream, 1)
     if is_last:
         if SPLIT > 1:
-            # The parts are added in their order, the own last.
+            # The parts are added in their order; the program's own part is the last.
             total = others[0]
             for other in gl.static_range(1, SPLIT - 1):
                 total += others[other]
@@ -104,7 +104,7 @@ def _streamed_linear_kernel(
         if HAS_RESIDUAL and not ROUNDS_TWICE:
             result = by_rows(sums, ROWS, OUTPUTS) + residual.to(gl.float32)
         else:
-            # Rounding first halves what the threads exchange.
+            # Rounding first halves the bytes that threads exchange.
             result = by_rows(sums.to(out_ptr.dtype.element_ty), ROWS, OUTPUTS).to(gl.float32)
             if HAS_RESIDUAL:
                 result += residual.to(gl.float32)
@@ -120,19 +120,19 @@ def _streamed_linear_kernel(
 def streamed_linear(
     x: torch.Tensor,  # [rows, inputs]
     weight: torch.Tensor,  # [outputs, inputs]
-    streams: TmaGemmConfig,  # of them
+    streams: TmaGemmConfig,  # as `dispatch.choose` gives it
     out: torch.Tensor,  # [rows, outputs], written
     *,
-    step: torch.Tensor | None = None,  # [1] float32: by which the product is multiplied, and by scale
-    scale: torch.Tensor | None = None,  # [1] float32
+    step: torch.Tensor | None = None,  # [1] float32: a factor of the product
+    scale: torch.Tensor | None = None,  # [1] float32: another factor of it
     bias: torch.Tensor | None = None,  # [outputs] float
     residual: torch.Tensor | None = None,  # [rows, outputs] float
 ) -> None:
-    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given. Ordered sums are
-    rounded before a residual is added, too, as they are where the norm after them adds them."""
+    """Writes x @ weight.T * step * scale + bias + residual, as far as these are given. Ordered sums are also
+    rounded before the residual is added, as they are if the following norm adds it."""
     rows, num_inputs = x.shape
     assert (step is None) == (scale is None), "step and scale come together"
-    # Otherwise parts could wait for others that cannot start.
+    # Otherwise the last part could wait for parts that cannot start.
     assert streams.split == 1 or streams.programs <= multiprocessors(x.device)
     _streamed_linear_kernel[(streams.programs,)](
         described_rows(x, streams), described_weight(weight, streams), out if step is None else step,

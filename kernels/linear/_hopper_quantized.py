@@ -1,12 +1,13 @@
-"""Products of up to MOST_ROWS rows with a quantised weight on Hopper: codes are expanded to bfloat16 in the
+"""Weight-only quantised GEMM of up to MOST_ROWS rows on Hopper: codes are expanded to bfloat16 in the
 registers from which tensor cores read them, so that memory is read for 8 or 4 bits a weight.
 
-One warp copies codes, scales and inputs to shared memory by TMA, those of the weight before the preceding
-kernel has ended (PDL); four warps expand and multiply. The order of codes in memory (_code_tiles.py) spares
-every exchange between threads. A value is that of the expanded weight to the last bit: the product of a code
-and a scale of bfloat16 has few enough bits to be rounded once. Up to MOST_SYNCHRONOUS_ROWS rows are
-multiplied by the instructions of older devices, between which the compiler schedules the expansion, more by
-Hopper's own, to the same bits. Knows no format but codes and scales.
+One warp copies codes, scales and inputs to shared memory by TMA; it copies codes and scales before the
+preceding kernel has ended (PDL). Four warps expand and multiply. The order of codes in memory
+(_code_tiles.py) makes exchanges between threads unnecessary. Values have the bits of the expanded weight,
+because the product of a code and a bfloat16 scale has few enough bits to be rounded once. Up to
+MOST_SYNCHRONOUS_ROWS rows are multiplied by the instructions of older devices, between which the compiler
+schedules the expansion; more rows are multiplied by Hopper's own instructions, to the same bits. Knows no
+format but codes and scales.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ from headway.kernels.types._epilogue import GateActivation
 from headway.kernels.types._weights import QuantizedWeight
 
 MOST_ROWS, MOST_SYNCHRONOUS_ROWS = 128, 16
-# Inputs of a scale; inputs that are expanded at once; bytes of a line of codes, 16 to a chunk.
+# Inputs that share a scale; inputs that are expanded at once; bytes of a line of codes, of which 16 are a
+# chunk.
 GROUP, _PIECE, _LINE = 128, 128, 128
 _LINES_OF_A_CHUNK = 16
-# Of a multiprocessor's shared memory, so that the next program, or the next kernel's, begins beside this one.
+# A program uses at most 1 / _SHARE of the shared memory and _MOST_REGISTERS registers per thread, so that the
+# next program, also one of the next kernel, can start while this one runs.
 _SHARE, _MOST_REGISTERS, _REGISTERS_OF_COPIES = 2, 128, 24
 _MOST_STAGES = 8
 
@@ -52,7 +55,7 @@ _MOST_STAGES = 8
 @gluon_jit_once_for()
 def _expand_float8(codes: gl.tensor, layout: gl.constexpr) -> gl.tensor:
     """codes: [4 * n, 128] uint8. Returns [64, 8 * n] bfloat16, the values of float8_e4m3fn times 2 ** -120:
-    so their bits read, subnormal ones too, where exponent and mantissa of bfloat16 meet."""
+    the value of a code's bits, also of subnormals, at the boundary of exponent and mantissa of bfloat16."""
     raw = gl.inline_asm_elementwise(
         "{ .reg .b32 l, h, s, t; shl.b32 l, $2, 4; shr.u32 h, $2, 4; shl.b32 s, $2, 8;"
         "and.b32 l, l, 0x07f007f0; and.b32 h, h, 0x07f007f0; and.b32 s, s, 0x80008000;"
@@ -67,8 +70,8 @@ def _expand_float8(codes: gl.tensor, layout: gl.constexpr) -> gl.tensor:
 
 @gluon_jit_once_for()
 def _expand_int4(codes: gl.tensor, layout: gl.constexpr) -> gl.tensor:
-    """codes: [4 * n, 128] uint8. Returns [64, 16 * n] bfloat16, 128 more than the integers, which are put
-    into the lowest bits of the mantissa of 128."""
+    """codes: [4 * n, 128] uint8. Returns [64, 16 * n] bfloat16, the integers plus 128: they are put into the
+    lowest bits of the mantissa of 128."""
     first, second = gl.inline_asm_elementwise(
         "{ .reg .b32 a, b, c; shr.u32 a, $4, 4; shr.u32 b, $4, 8; shr.u32 c, $4, 12;"
         "lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea; lop3.b32 $1, a, 0x000f000f, 0x43004300, 0xea;"
@@ -85,7 +88,7 @@ def _expand_int4(codes: gl.tensor, layout: gl.constexpr) -> gl.tensor:
 @gluon_jit_once_for()
 def _scaled(values: gl.tensor, scale: gl.tensor) -> gl.tensor:
     """values: [64, n] bfloat16. scale: [64, 1] bfloat16 or float32. Returns the products, rounded to
-    bfloat16, by way of float32 where the scale is."""
+    bfloat16; with a float32 scale they are computed in float32."""
     if scale.dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
             "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [values, scale], dtype=gl.bfloat16, is_pure=True, pack=2
@@ -176,7 +179,7 @@ def _copy_tiles(
         _fetch_weights(
             code_desc, scale_desc, zero_desc, ring, stage, tile, stage, copies, exists, GROUPS, HAS_ZEROS
         )
-    # In this order: see open_stream.
+    # The wait comes first: see open_stream.
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
     for stage in gl.static_range(STAGES):
@@ -249,7 +252,7 @@ def _multiply(
             if IS_SYNCHRONOUS:
                 sums = mma_v2(weights, right.load(of_inputs), sums)
             else:
-                # No product is under way when its stage is given back, or when the next stage is expanded:
+                # No product is running when its stage is released, or when the next stage is expanded: else
                 # the compiler would wait after every instruction.
                 sums = hopper.warpgroup_mma(weights, right, sums, is_async=True)
                 sums = hopper.warpgroup_mma_wait(num_outstanding=int(piece < PIECES - 1), deps=(sums,))
@@ -316,7 +319,7 @@ def _quantized_linear_kernel(
     ACTIVATION: gl.constexpr,
     REGISTERS: gl.constexpr,
 ) -> None:
-    """Each program computes 64 outputs. GROUPS: scales of an output in a stage; 0: an output has one."""
+    """Each program computes 64 outputs. GROUPS: scales per output in a stage; 0: an output has one scale."""
     LINES: gl.constexpr = 64 * INPUTS * BITS // 1024
     barrier: gl.constexpr = hopper.mbarrier.MBarrierLayout()
     swizzled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
@@ -362,11 +365,11 @@ def streamed_quantized_linear(
     weight: QuantizedWeight,
     out: torch.Tensor,  # [rows, outputs], or [rows, outputs / 2] with a gate, bfloat16, written
     *,
-    bias: torch.Tensor | None = None,  # [outputs] bfloat16, not in the weight's order but its own
+    bias: torch.Tensor | None = None,  # [outputs] bfloat16, gates before `up` also with a paired weight
     residual: torch.Tensor | None = None,  # [rows, outputs] bfloat16
     gate: GateActivation | None = None,  # the weight's outputs are paired
 ) -> None:
-    """Writes x @ weight.T + bias, rounded, and then the residual added, or gated."""
+    """Writes x @ weight.T + bias to out, rounded before the residual is added or the gate is applied."""
     assert weight.is_paired == (gate is not None), "pairs of outputs are for gates"
     (rows, num_inputs), (outputs, _) = x.shape, weight.shape
     constants = quantized_constants_of(rows, weight, shared_memory_bytes(x.device))
@@ -402,7 +405,7 @@ def quantized_constants_of(rows: int, weight: QuantizedWeight, shared_bytes: int
     of_scales = groups * OUTPUTS * weight.scales.element_size() * (1 if weight.zeros is None else 2)
     stage_bytes = OUTPUTS * inputs * weight.bits // 8 + 2 * padded * inputs + of_scales
     is_wide = padded > MOST_ROWS // 4
-    # What is left holds the barriers, and the results on their way from thread to thread.
+    # The rest holds the barriers, and the results that threads exchange.
     of_results = 2 * OUTPUTS * padded + 2048
     stages = (shared_bytes // (1 if is_wide else _SHARE) - of_results) // stage_bytes
     return {
@@ -434,7 +437,7 @@ def _expand_kernel(
     HAS_ZEROS: gl.constexpr,
     PAIRED: gl.constexpr,
 ) -> None:
-    """Each program expands 64 outputs and PIECE inputs of a weight, and writes them in their own order."""
+    """Each program expands 64 outputs and PIECE inputs of a weight and writes them in the unpaired order."""
     tile, piece = gl.program_id(1), gl.program_id(0)
     LINES: gl.constexpr = 64 * PIECE * BITS // 1024
     of_sums: gl.constexpr = _layout_of_sums(8, True)
@@ -461,7 +464,7 @@ def _expand_kernel(
 
 
 def streamed_expansion(weight: QuantizedWeight) -> torch.Tensor:
-    """Returns [outputs, inputs] bfloat16, on Hopper."""
+    """Returns the expanded weight, [outputs, inputs] bfloat16. Requires Hopper."""
     outputs, inputs = weight.shape
     out = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.codes.device)
     zeros = weight.scales if weight.zeros is None else weight.zeros

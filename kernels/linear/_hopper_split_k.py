@@ -1,8 +1,8 @@
 """Split-K across programs of one launch: partial sums go through the L2 cache to the program of the last
 part.
 
-For the TMA kernels of _hopper_core.py; dispatch.py splits sums so that the other parts are written when the
-last program loads them. Knows no operation.
+It serves the TMA kernels of _hopper_core.py. dispatch.py makes the last part longer, so that the other parts
+are mostly written when its program loads them. Knows no operation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headway.kernels.runtime._triton import gl, gluon_jit_once_for, tl
 
 @gluon_jit_once_for()
 def hand_over(
-    sums: gl.tensor,  # [OUTPUTS, ROWS] float32: the part's
+    sums: gl.tensor,  # [OUTPUTS, ROWS] float32: partial sums
     partial_ptr: gl.tensor,
     arrived_ptr: gl.tensor,
     tile: gl.tensor,
@@ -39,12 +39,12 @@ def sums_handed_over(
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
 ) -> gl.tuple:
-    """Waits for the other parts of a tile and returns their sums, [OUTPUTS, ROWS] float32 each, whose loads
-    are issued.
+    """Waits for the other parts of a tile, issues the loads of their sums and returns these, [OUTPUTS, ROWS]
+    float32 each.
 
-    The wait ends: there are no more programs than multiprocessors, any other kernel on these ends by itself,
-    and programs of other parts wait for none; besides, programs start in the order of their numbers, and
-    theirs are lower."""
+    The wait always ends: there are no more programs than multiprocessors, other kernels end by themselves,
+    and the programs of the other parts wait for nothing and start earlier, because their numbers are lower.
+    """
     while _arrived(arrived_ptr + tile) < SPLIT - 1:
         pass
     cells = _partial_cells(partial_ptr, tile, layout, ROWS, OUTPUTS, SPLIT)
@@ -56,8 +56,8 @@ def sums_handed_over(
 
 @gluon_jit_once_for()
 def forget_arrivals(arrived_ptr: gl.tensor, tile: gl.tensor) -> None:
-    """Resets the number of parts for the next launch, once all threads have read it. Called after the sums,
-    before which it would take 0.5 us."""
+    """Resets the number of written parts for the next launch, after all threads have read it. It is called
+    after the sums are stored; earlier it would take 0.5 us."""
     tl.debug_barrier()
     gl.store(arrived_ptr + tile, 0)
 
@@ -79,8 +79,9 @@ def _partial_cells(
     OUTPUTS: gl.constexpr,
     SPLIT: gl.constexpr,
 ) -> gl.tensor:
-    """Returns the addresses of the tile's first part, [OUTPUTS, ROWS]: in the order of the threads, so that a
-    warp writes 256 bytes at once, eight rows of eight outputs, of which a thread has two adjacent ones."""
+    """Returns the addresses of the tile's first part, [OUTPUTS, ROWS]. They have the order of the threads, so
+    that a warp writes 256 bytes at once: eight rows of eight outputs, of which a thread has two adjacent
+    ones."""
     place = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))[:, None]
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))[None, :]
     warp: gl.constexpr = OUTPUTS // gl.num_warps()

@@ -1,5 +1,5 @@
-"""The tiles of sums of _hopper_core.py: wide ones by Hopper's own instructions, thin ones by those of older
-devices. Also the ring of pipeline stages of all kernels with TMA."""
+"""The accumulator tiles of _hopper_core.py: Hopper's own instructions compute wide tiles, those of older
+devices compute thin ones. Also the ring of pipeline stages of all kernels with TMA."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ WARPS = 4  # of a program
 
 @constexpr_function
 def layout_of_sums(outputs: int, rows: int, bits: int) -> gl.NVMMADistributedLayout:
-    """Of a tile's sums, [outputs, rows]: that of Hopper's instructions, which have 64 outputs, or of older
-    ones, which have 16."""
+    """Returns the layout of a tile's sums, [outputs, rows]: that of Hopper's instructions, which have 64
+    outputs, or that of older instructions, which have 16. bits: of an operand."""
     if outputs >= 64:
         return gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 256 // bits]
@@ -27,8 +27,8 @@ def thin_product(
     sums: gl.tensor,  # [OUTPUTS, ROWS] float32
     INPUTS: gl.constexpr,
 ) -> gl.tensor:
-    """Returns the sums with one copy's products: by instructions of fewer outputs than Hopper's own, to the
-    same bits."""
+    """Returns the sums plus the products of one copy. The instructions have fewer outputs than Hopper's own
+    and give the same bits."""
     of_weights: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums.type.layout, k_width=2)
     of_inputs: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=sums.type.layout, k_width=2)
     for first in gl.static_range(0, INPUTS, 64):
