@@ -1,14 +1,15 @@
-"""Products on an x86 CPU by weights in 4 or 8 bits, in which no row depends on another.
+"""Batch-invariant quantised GEMM on an x86 CPU, with weights of 4 or 8 bits.
 
-Inputs and weights are rounded in groups of 32: inputs to integers from -127 to 127 times a scale, weights of
-8 bits likewise, those of 4 bits to integers from 0 to 15 times a scale, plus a minimum. These are the blocks
+Inputs and weights are quantised in groups of 32. Inputs and weights of 8 bits become integers from -127 to
+127 times a scale, weights of 4 bits integers from 0 to 15 times a scale, plus a minimum. These are the blocks
 Q8_0 and Q4_1 of GGUF files: a weight that was read from such a file gets its blocks back, bit by bit.
-Products within a group are summed as integers, which is exact; groups are added in their order, one chain of
-float32 for each output. So the number of rows, the threads and the processor change no bit.
+Products within a group are summed as integers, which is exact. Groups are added in their order, in one chain
+of float32 for each output, so that the number of rows, the threads and the processor change no bit.
 
-No operation of PyTorch 2.13 is that and fast. For one row through [1536, 576] on one thread with AVX2: 4 bits
-here 25 us, float32 of oneDNN 167, 8 bits of FBGEMM 162, `_weight_int4pack_mm_for_cpu` in bfloat16 137 and in
-float32 1,875; onnxruntime's MatMulNBits takes 66, and one row gets other bits than many.
+No operation of PyTorch 2.13 is batch-invariant and fast. One row times [1536, 576] takes on one thread with
+AVX2: 25 us here in 4 bits, 167 in float32 of oneDNN, 162 in 8 bits of FBGEMM, 137 in bfloat16 and 1,875 in
+float32 of `_weight_int4pack_mm_for_cpu`. onnxruntime's MatMulNBits takes 66, with other bits for one row than
+for many.
 
 The C source is compiled when it is first needed: see `cpu_library`.
 """
@@ -28,18 +29,21 @@ from headway.kernels.types._epilogue import PLAIN, Epilogue
 from headway.kernels.types._weights import IntegerCpuWeight
 
 GROUP, TILE = 32, 8  # inputs that share a scale; outputs that are computed together
-_BYTES = {4: 2 + 2 + GROUP // 2, 8: 2 + GROUP}  # of an output's group: scale, minimum, codes
-_MIN_PRODUCTS = 1 << 17  # for each thread: starting it takes as long as so many
+_BYTES = {4: 2 + 2 + GROUP // 2, 8: 2 + GROUP}  # of a group of an output: scale, minimum (4 bits), codes
+_MIN_PRODUCTS = 1 << 17  # of a thread: starting a thread takes as long as these products
 _SOURCE = Path(__file__).with_name("integer_cpu_linear.c")
 
 
 def integer_cpu_linear(
     x: torch.Tensor,  # [rows, in] float32
     weight: IntegerCpuWeight,
-    epilogue: Epilogue = PLAIN,  # all of it in float32; without a residual unless there is a next norm
+    epilogue: Epilogue = PLAIN,  # tensors in float32; a residual only with a next norm
 ) -> torch.Tensor:
-    """Returns x @ weight.T, of inputs rounded as above, and its epilogue, complete: [rows, out] float32, or
-    [rows, out / 2] with a gate. A row with an infinity or a NaN becomes NaN. Raises MemoryError."""
+    """Returns x @ weight.T with its epilogue, [rows, out] float32, or [rows, out / 2] with a gate.
+
+    x is quantised as above. A next norm is applied completely. A row with an infinity or a NaN becomes NaN.
+    Raises MemoryError if there is no memory for the quantised inputs.
+    """
     bias, gate, residual, norm = epilogue
     assert (residual is None) == (norm is None), "a residual is added before a norm"
     assert gate is None or norm is None, "nothing computes both"
@@ -71,7 +75,7 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 def has_integer_products() -> bool:
-    """Returns whether this machine compiles and runs such products. What is missing is logged, once."""
+    """Returns whether this machine can compile and run these products. Logs once what is missing."""
     return _library() is not None
 
 
@@ -84,7 +88,7 @@ def integer_cpu_weight(
     *,
     bits: Literal[4, 8],
 ) -> IntegerCpuWeight:
-    """Returns the weight, rounded to the nearest codes, in the order of the kernel. Where
+    """Returns the weight, rounded to the nearest codes, in the order of the kernel. Requires
     `has_integer_products`."""
     assert can_be_integers(weight), (weight.device, weight.dtype)
     assert weight.is_contiguous(), weight.stride()
@@ -97,7 +101,7 @@ def integer_cpu_weight(
 
 
 def integer_cpu_bytes(shape: tuple[int, int], *, bits: Literal[4, 8]) -> int:  # of [out, in]
-    """Returns the bytes of such a weight: codes, and a scale of each group, with a minimum beside 4 bits."""
+    """Returns the bytes of such a weight: codes, and for each group a scale and, in 4 bits, a minimum."""
     outputs, inputs = shape
     return -(-outputs // TILE) * TILE * -(-inputs // GROUP) * _BYTES[bits]
 

@@ -1,10 +1,10 @@
-"""Linear layers of weights whose sums have one order: by ascending input in one accumulator of float32, then
-the bias, then one rounding, before anything else is computed. So a row's result is the same to the last bit
-among any number of others, whichever kernel computes it.
+"""Batch-invariant linear layers by several kernels that all keep one order of sums: by ascending input in one
+float32 accumulator, then the bias, then one rounding before the rest of the epilogue. A row's result is the
+same to the last bit among any number of rows, whichever kernel computes it.
 
-Tensor cores give the same bits in tiles of any size, by any instruction and with either operand first, as
-long as inputs come in order. So does the library while it splits no sum, which `keep_sums_whole` asks of it
-and `library_is_ordered` tries.
+Tensor cores give the same bits in tiles of any size, by any instruction and with either operand first, if the
+inputs come in order. So does the library if it does not split sums (split-K): `keep_sums_whole` requests
+that, and `library_is_ordered` tries it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headway.kernels.linear.dispatch import MAX_ROWS, FusedOperation, LinearKern
 from headway.kernels.runtime._stderr import without_stderr
 from headway.kernels.types._epilogue import GateActivation
 
-# Numbers of rows that are tried, and how large a result may be. More rows are multiplied in pieces of the
-# last one tried.
+# The numbers of rows that are tried, and the largest result that is tried. More rows are multiplied in pieces
+# of the last number tried.
 _TRIED_ROWS = (
     65, 72, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
@@ -42,10 +42,10 @@ def ordered_linear(
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
     weight_format: WeightFormat = WeightFormat.ORDERED,
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] with a gate, rounded, and then
-    the residual added.
+    """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] with a gate. The product is
+    rounded before the residual is added.
 
-    No launch that is still under way may write the weight.
+    No launch that is still running may write the weight.
     """
     assert residual is None or gate is None, "no kernel adds a gated product to a residual"
     kernel, streams = choice_of(x, weight, _operation(gate, bias), out, weight_format)
@@ -89,8 +89,8 @@ def _operation(gate: GateActivation | None, bias: torch.Tensor | None) -> FusedO
 
 
 def keep_sums_whole() -> None:
-    """Tells the library, for the whole process, not to split the sums of 16-bit products: by cuBLASLt, which
-    alone obeys."""
+    """Selects cuBLASLt for the whole process and forbids it to split the sums of 16-bit products; other
+    libraries ignore that setting."""
     with without_stderr():
         torch.backends.cuda.preferred_blas_library("cublaslt")
     matmul = torch.backends.cuda.matmul
@@ -99,10 +99,11 @@ def keep_sums_whole() -> None:
 
 
 def library_is_ordered(weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Tries whether the library's products of more than MAX_ROWS rows have the bits of the kernel for fewer.
+    """Returns whether the library's products of more than MAX_ROWS rows have the bits of the kernel for fewer
+    rows, which is tried on random inputs.
 
-    weight: [outputs, inputs] float on a GPU. bias: [outputs], of which only the presence matters: the library
-    adds a bias by other kernels. False where the kernel for few rows does not compute such a weight.
+    weight: [outputs, inputs] float on a GPU. bias: [outputs]; only its presence matters, because the library
+    adds a bias by other kernels. Returns False if the kernel for few rows does not support the weight.
     """
     outputs, inputs = weight.shape
     some = torch.empty(MAX_ROWS, inputs, dtype=weight.dtype, device=weight.device)

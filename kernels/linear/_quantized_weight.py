@@ -1,4 +1,4 @@
-"""Quantised weights: brought into the order of their kernels, and expanded again."""
+"""Packs quantised weights in the order of their kernels, and expands them again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headway.kernels.reference.linear._quantized_weight import expanded_weight a
 from headway.kernels.types._code_tiles import OUTPUTS, pack_codes, paired_outputs
 from headway.kernels.types._weights import QuantizedWeight
 
-_LARGEST_SCALE = 128.0  # of float8: a multiple by 2 ** 120 is finite
-_NAN = 127  # its code in float8_e4m3fn, but for the sign
+_LARGEST_SCALE = 128.0  # of float8: times 2 ** 120 it is finite
+_NAN = 127  # the code of NaN in float8_e4m3fn, without the sign
 
 
 def multiplies_codes(x: torch.Tensor) -> bool:
@@ -25,12 +25,12 @@ def reads_codes(device: torch.device) -> bool:
 
 
 def rows_of_each_code_kernel(most_rows: int) -> list[int]:
-    """Returns a number of rows for each kernel that reads codes, up to most_rows, and for what follows."""
+    """Returns one number of rows, up to most_rows, for each kernel that reads codes and for the next one."""
     return [rows for rows in (8, 16, 32, 64, MOST_ROWS, MOST_ROWS + 1) if rows <= most_rows]
 
 
 def expanded_weight(weight: QuantizedWeight) -> torch.Tensor:
-    """Returns [outputs, inputs] bfloat16, the outputs in their own order."""
+    """Returns the expanded weight, [outputs, inputs] bfloat16, in the unpaired order of outputs."""
     if not has_bulk_copies(weight.codes):
         return expanded_weight_twin(weight)
     expanded = streamed_expansion(weight._replace(rest=None))
@@ -45,7 +45,7 @@ def quantized_weight(
     bits: int,
     is_paired: bool = False,
 ) -> QuantizedWeight | None:
-    """Returns the weight in the order of its kernels; None where they do not compute it."""
+    """Returns the weight in the order of its kernels; None if they do not support it."""
     (outputs, inputs), groups = codes.shape, scales.shape[1]
     if outputs % OUTPUTS > 0 or inputs % (2 * GROUP) > 0 or not can_expand(codes, scales, bits):
         return None
@@ -67,8 +67,8 @@ def quantized_weight(
 
 
 def can_expand(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> bool:
-    """Returns whether kernels, which expand codes by their bits, give the values: of integers always, of
-    float8 unless a code is NaN or a scale is beyond 128."""
+    """Returns whether the kernels expand the codes correctly: always for integers, for float8 unless a code
+    is NaN or a scale exceeds 128."""
     if bits == 4:
         return True
     return bool((scales.abs() <= _LARGEST_SCALE).all()) and not bool(((codes & _NAN) == _NAN).any())

@@ -1,9 +1,9 @@
-"""Products of few rows with a large weight, at the speed at which the weights can be read.
+"""The core of the skinny GEMMs in Triton: few rows times a large weight, bound by memory bandwidth.
 
-Up to 64 rows the tensor cores wait for memory: weights stream through shared memory once, as the first
-operand of the product. How the sum over the inputs is split depends on the weight's shape alone, so a row's
-result is the same among any of up to 32 rows, and up to 64 where the sums are long. Large weights on Hopper
-are multiplied by _hopper_core.py. Knows no operation.
+Up to 64 rows the tensor cores wait for memory, so that weights pass through shared memory once, as the first
+operand. The split of the sums (split-K) depends on the weight's shape alone, so that a row's result is the
+same among up to 32 rows, and among up to 64 if the sums are long. Large weights on Hopper are multiplied by
+_hopper_core.py. Knows no operation.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from headway.kernels.runtime._device import multiprocessors, overlap, shared_mem
 from headway.kernels.runtime._triton import blocks_of, jit, power_of_two, tl
 
 _MIN_TILE_ROWS = 16
-# Sums over the inputs are cut at multiples of _CUT where their number allows it, else of _MIN_INPUTS.
+# Sums are split at multiples of _CUT inputs if their number is one, else at multiples of _MIN_INPUTS.
 _CUT, _MIN_INPUTS = 128, 64
 # Short sums are not split: their parts would take longer to reduce than to compute.
 _MAX_SPLIT, _MIN_CUTS_TO_SPLIT, _MIN_CUTS_OF_A_PART = 8, 16, 4
-# Where a program sums few inputs, its start costs most: there the next kernel is launched that many tiles
-# before the end (PDL), and this one prefetches its first weights into the L2 cache, _AHEAD inputs of each
-# output, while it waits.
+# If a program sums few inputs, its start dominates: the next kernel is launched _DEPENDENTS_BEFORE_END tiles
+# before the end (PDL), and this one prefetches its first weights, _AHEAD inputs of each output, into the L2
+# cache while it waits.
 _SHORT_SUM, _DEPENDENTS_BEFORE_END, _AHEAD = 2048, 6, 256
 _AT_ONCE = 1 << 16
-# Sums are split only where all parts of all tiles, 64 outputs x 64 rows each, run at once: one a
-# multiprocessor.
+# The most parts of all tiles, 64 outputs x 64 rows each. Sums are split only if all parts run at once, one on
+# each multiprocessor.
 _MAX_PARTS = 1024
 
 
@@ -43,7 +43,7 @@ def _fetch_ahead(weights_ptr: tl.tensor) -> None:
 
 @jit
 def launch_dependents(is_due: tl.tensor) -> None:
-    """Lets the next kernel start (PDL)."""
+    """Lets the next kernel start (PDL) if it is due."""
     if is_due:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -58,8 +58,8 @@ def first_weights(
     CUT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> tl.tensor:
-    """Returns [OUTPUTS] addresses of the weights with which the part begins; may be called before the
-    preceding kernel ends."""
+    """Returns the addresses of the part's first weights, [OUTPUTS]. It may be called before the preceding
+    kernel has ended."""
     weights_ptr = weight_ptr + output.to(tl.int64) * num_inputs + num_inputs // CUT * part // SPLIT * CUT
     if FETCHES_AHEAD:
         _fetch_ahead(weights_ptr)
@@ -82,7 +82,7 @@ def sum_products(
     OVERLAPS: tl.constexpr,
     DEPENDENTS_AT: tl.constexpr,
 ) -> tl.tensor:
-    """Returns [OUTPUTS, ROWS] float32, the part's sums. Rows from num_rows on are zeros."""
+    """Returns the part's sums, [OUTPUTS, ROWS] float32. Rows from num_rows on are zeros."""
     row = tl.arange(0, ROWS)
     column = tl.arange(0, INPUTS)
     is_row = row < num_rows
@@ -103,7 +103,7 @@ def sum_products(
 
 @jit
 def reduce_split_k(
-    sums: tl.tensor,  # [OUTPUTS, ROWS] float32: the part's
+    sums: tl.tensor,  # [OUTPUTS, ROWS] float32: partial sums
     partial_ptr: tl.tensor,
     arrived_ptr: tl.tensor,
     tile: tl.tensor,
@@ -112,8 +112,8 @@ def reduce_split_k(
     OUTPUTS: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the tile's sums, its parts added in their order, and whether this program has them: the last of
-    a tile's programs to arrive does."""
+    """Returns (sums, whether they are the tile's): the last of a tile's programs to arrive gets the sums of
+    all parts, added in the order of the parts."""
     if SPLIT == 1:
         return sums, True
     cells = _cells(partial_ptr, tile, ROWS, OUTPUTS, SPLIT)
@@ -132,18 +132,19 @@ def reduce_split_k(
 def _cells(
     partial_ptr: tl.tensor, tile: tl.tensor, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr
 ) -> tl.tensor:
-    # Outputs are adjacent: threads divide them in one way for any ROWS, and sum their squares in one order.
+    # Adjacent outputs are divided among threads in one way for any ROWS, so that the order in which squares
+    # are summed does not depend on ROWS.
     cell = tl.arange(0, OUTPUTS)[:, None] + tl.arange(0, ROWS)[None, :] * OUTPUTS
     return partial_ptr + tile * (SPLIT * OUTPUTS * ROWS) + cell
 
 
 @jit
 def pair_of(place: tl.tensor) -> tl.tensor:
-    """Returns the pair of each output of a tile. Both of a pair are eight apart, so that a tensor core leaves
-    them to one thread.
+    """Returns the pair of each output of a tile. The outputs of a pair are eight apart, so that the tensor
+    cores give both to one thread.
 
-    Outputs 0 .. 7 and 8 .. 15 of a tile are the first and the second of pairs 0 .. 7, the next 16 are pairs 8
-    .. 15.
+    Outputs 0 .. 7 and 8 .. 15 of a tile are the first and second outputs of the pairs 0 .. 7; the next 16
+    outputs are the pairs 8 .. 15.
     """
     return place // 16 * 8 + place % 8
 
@@ -159,7 +160,7 @@ def split_pairs(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the firsts and the seconds of the pairs, [OUTPUTS / 2, ROWS] each."""
+    """Returns the first and the second outputs of the pairs, [OUTPUTS / 2, ROWS] each."""
     first, second = tl.split(tl.permute(tl.reshape(sums, (OUTPUTS // 16, 2, 8, ROWS)), (0, 2, 3, 1)))
     return tl.reshape(first, (OUTPUTS // 2, ROWS)), tl.reshape(second, (OUTPUTS // 2, ROWS))
 
@@ -180,12 +181,12 @@ def load_squares(
 
 @jit
 def deferred_factor(squares: tl.tensor, num_inputs: tl.tensor, EPSILON: tl.constexpr) -> tl.tensor:
-    """Returns [ROWS] float32, the factors by which the norm would have multiplied the inputs."""
+    """Returns the factors of the deferred norm, 1 / rms of each row, [ROWS] float32."""
     return tl.rsqrt(tl.sum(squares, 1) / num_inputs + EPSILON)
 
 
 class Cut(NamedTuple):
-    """The tiles of a launch. Only `split` affects the result's rounding."""
+    """The tile of a program, split-K and the pipeline of a launch. Only `split` affects the rounding."""
 
     outputs: int
     inputs: int
@@ -200,8 +201,8 @@ def _padded(num_rows: int) -> int:
 
 
 def cut_of(num_outputs: int, x: torch.Tensor) -> Cut:
-    """Returns the tiles of a launch, as measured on an H200. Tiles that are all resident at once share the
-    bandwidth evenly."""
+    """Returns the tiles of a launch, as measured on an H200: tiles that all run at once share the bandwidth
+    evenly."""
     (num_rows, num_inputs), num_multiprocessors = x.shape, multiprocessors(x.device)
     tiles, cut = blocks_of(num_outputs, 64), _cut(num_inputs)
     cuts = num_inputs // cut
@@ -237,13 +238,13 @@ def constants_of(cut: Cut, x: torch.Tensor) -> dict[str, int | bool]:
 
 
 def workspace_of(split: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns room for partial sums, and for the number of a tile's parts that have arrived; unused where
-    sums are not split."""
+    """Returns memory for partial sums and for the number of written parts of each tile; placeholders if sums
+    are not split."""
     return _workspace(x.device) if split > 1 else (x, x)
 
 
 def reserve_workspace(device: torch.device) -> None:
-    """Allocates the workspace of split sums, which stays allocated, before graphs of them are captured."""
+    """Allocates the workspace of split-K for good. Must precede the capture of graphs with split sums."""
     _workspace(device)
 
 
@@ -253,8 +254,8 @@ def _cut(num_inputs: int) -> int:
 
 @functools.cache
 def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns partial sums and, for each tile, the number of parts written: zero between launches, which use
-    one stream."""
+    """Returns memory for partial sums and, for each tile, the number of written parts, which is zero between
+    launches. All launches use one stream."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a product of split sums must run once on the device before a graph of one is captured"

@@ -1,4 +1,4 @@
-"""A linear layer whose result goes to the residual stream, and what the next norm needs of the stream."""
+"""A linear layer with a fused residual addition and the first half of the next RMSNorm."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _add_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the
-    parts up."""
+    """Each program computes OUTPUTS outputs over one of SPLIT parts of the inputs (split-K). The last program
+    of a tile to arrive adds the parts and computes the epilogue."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
@@ -79,7 +79,7 @@ def _add_kernel(
         tl.store(residual_cell, total, mask=is_cell)
         scaled_cell = scaled_ptr + row[None, :] * num_outputs + output[:, None]
         tl.store(scaled_cell, (stream * norm_weight[:, None]).to(residual.dtype), mask=is_cell)
-        # Masked, because the last tile's outputs beyond the weight repeat its last row.
+        # This is masked, because outputs beyond the weight repeat its last row.
         squares = tl.sum(tl.where(is_cell, stream * stream, 0.0), 0)
         tl.store(squares_ptr + row * TILES + tile, squares, mask=is_row)
 
@@ -88,15 +88,16 @@ def add_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [hidden, inputs] float
     residual: torch.Tensor,  # [rows, hidden] float, in place: += x @ weight.T
-    norm_weight: torch.Tensor,  # [hidden] float: of the norm that comes next
+    norm_weight: torch.Tensor,  # [hidden] float: of the next norm
     epsilon: float,
     *,
-    bias: torch.Tensor | None = None,  # [hidden] float, added, too
+    bias: torch.Tensor | None = None,  # [hidden] float
     unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
 ) -> tuple[torch.Tensor, DeferredNorm]:
-    """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the norm.
+    """Adds x @ weight.T + bias to the residual. Returns (the new residual times the norm's weight, [rows,
+    hidden], the rest of the norm).
 
-    The residual is rounded once, as its product with the norm's weight is.
+    The new residual and its product with the norm's weight are each rounded once.
     """
     if choice_of(x, weight, FusedOperation.ADD_NORM).kernel is LinearKernel.LIBRARY:
         return add_linear_twin(x, weight, residual, norm_weight, epsilon, bias=bias, unit_offset=unit_offset)

@@ -1,7 +1,8 @@
-"""Linear layers of any weight format, with what is computed before and after the product.
+"""Linear layers with a weight of any format, and their prologues and epilogues.
 
-One call each; `dispatch.py` says which kernel computes it. Also answers what a caller has to know of that
-choice: whether a residual addition, a norm or the KV cache's update is best computed with the product.
+`linear` computes a layer in one call, by the kernel that `dispatch.py` chooses. The other functions tell
+callers what they must know of that choice: whether a residual addition, a norm or the update of the KV cache
+is best fused with the product.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ def linear(
     *,
     out: torch.Tensor | None = None,  # [rows, out]; may be the residual
 ) -> Activation:
-    """Returns x @ weight.T and its epilogue, [rows, out], or [rows, out / 2] with a gate.
+    """Returns x @ weight.T with its epilogue, [rows, out], or [rows, out / 2] with a gate, in x's dtype (in
+    the weight's `dtype` for float8 inputs).
 
-    With a next_norm the result's norm is deferred, or complete of a weight of integers, and out is not
-    written. Only dense weights that are not batch-invariant read or write deferred norms. No launch that is
-    still under way may write the weight.
+    With a next_norm, out is not written, and the norm of the result is deferred; with an IntegerCpuWeight it
+    is complete. Only dense weights that are not batch-invariant support deferred norms. No launch that is
+    still running may write the weight. Asserts that the format supports the epilogue; raises MemoryError if
+    an IntegerCpuWeight finds no memory for its inputs.
     """
     weight = _of_rows(x.values, weight)
     if isinstance(weight, DenseWeight) and _fuses(x, weight, epilogue):
@@ -80,15 +83,16 @@ def _of_rows(
     x: torch.Tensor,  # [rows, in]
     weight: Weight,
 ) -> Weight:
-    """Returns the expanded weight where it has one for so many rows, else the weight."""
+    """Returns the weight's expanded copy if it has one and the number of rows calls for it, else the
+    weight."""
     if isinstance(weight, QuantizedWeight) and weight.many is not None and len(x) > MOST_ROWS_BESIDE_MANY:
         return weight.many
     return weight
 
 
 def has_order(weight: Weight, device: torch.device) -> bool:
-    """Returns whether a row's products by the weight have one order of sums among any number of rows on that
-    device, or have it once a dense weight is batch-invariant."""
+    """Returns whether the weight's products on that device have one order of sums for any number of rows. For
+    a dense weight: whether they have it when is_batch_invariant is set."""
     match weight:
         case DenseWeight(values):
             kernel = LinearKernel.BATCH_INVARIANT if device.type == "cuda" else LinearKernel.PADDED_CPU
@@ -111,8 +115,7 @@ def adds_residual(
     *,
     has_bias: bool,
 ) -> bool:
-    """Returns whether a product is best added to a residual in its epilogue, or else with the norm after
-    it."""
+    """Returns whether the product's epilogue should add the residual; otherwise the following norm should."""
     weight = _of_rows(x, weight)
     if isinstance(weight, QuantizedWeight):
         return multiplies_codes(x)
@@ -127,8 +130,8 @@ def defers_norm(
     writer: Weight,
     reader: Weight,
 ) -> bool:
-    """Returns whether the norm after the writer's addition to the residual is best computed with the writer's
-    product, or deferred to the reader's."""
+    """Returns whether the norm between two linear layers should be fused with their products: with the
+    epilogue of the writer, which adds to the residual, and the prologue of the reader."""
     if isinstance(writer, IntegerCpuWeight):
         return isinstance(reader, IntegerCpuWeight)
     is_short = dispatch.is_short_stream(len(residual), residual.shape[1], residual.dtype)
@@ -136,7 +139,7 @@ def defers_norm(
 
 
 def fuses_qkv(x: Activation, weight: Weight) -> bool:
-    """Returns whether `qkv_rope_append` is best for such a product; the caller looks at the form of its
+    """Returns whether `qkv_rope_append` should compute this product. The caller checks the form of its
     heads."""
     if not isinstance(weight, DenseWeight) or not x.values.is_cuda:
         return False
@@ -147,15 +150,18 @@ def fuses_qkv(x: Activation, weight: Weight) -> bool:
 def most_gated_rows(
     most: int, weight_shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Returns the most rows, up to that number, whose gated product is computed by the persistent kernel; 0:
-    none are."""
+    """Returns the largest number of rows, up to `most`, whose gated product the persistent kernel computes;
+    0: there is none."""
     return dispatch.most_gated_rows(most, *weight_shape, dtype, traits_of(torch.empty(0, device=device)))
 
 
 def rows_of_each_kernel(weight: Weight, most_rows: int) -> list[int]:
-    """Returns numbers of rows, up to that one, that take every kernel which the number of rows chooses for a
-    batch-invariant weight; none where the library computes many rows, and for other weights. Without an
-    activation: captured steps of few prompt tokens have gates of few rows."""
+    """Returns numbers of rows, up to most_rows, that together use every kernel of a batch-invariant weight,
+    so that a warm-up compiles all of them.
+
+    The list is empty if the library computes many rows, and for other weights. Gates are not considered:
+    captured steps of few prompt tokens have gates of few rows.
+    """
     if isinstance(weight, QuantizedWeight) and weight.many is not None:
         few = rows_of_each_code_kernel(min(most_rows, MOST_ROWS_BESIDE_MANY))
         of_many = rows_of_each_kernel(weight.many, most_rows)
@@ -176,7 +182,7 @@ def _rows_of_tiles(stored: torch.Tensor, shape: tuple[int, int], most_rows: int)
 
 
 def format_of(weight: DenseWeight) -> WeightFormat:
-    """Returns what `dispatch` is to know of the weight."""
+    """Returns the format of the weight for `dispatch`."""
     if not weight.is_batch_invariant:
         return WeightFormat.PLAIN
     return WeightFormat.LIBRARY_ORDERED if weight.is_library_ordered else WeightFormat.ORDERED
@@ -189,8 +195,8 @@ def _takes_skinny(weight: Weight) -> bool:
 
 
 def _fuses(x: Activation, weight: DenseWeight, epilogue: Epilogue) -> bool:
-    """On a CPU kernels are the twins, which promise no order of sums: only what nothing else computes is
-    theirs."""
+    """Returns whether a fused kernel computes the product. On a CPU only deferred norms need one: the twins
+    promise no order of sums."""
     is_deferred = x.deferred is not None or epilogue.next_norm is not None
     return not weight.is_batch_invariant and (x.values.is_cuda or is_deferred)
 

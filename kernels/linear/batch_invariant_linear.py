@@ -1,7 +1,7 @@
-"""Batch-invariant linear layers: every result is summed in one order, whatever the number of rows.
+"""Batch-invariant linear layers: sums have one order, whatever the number of rows.
 
-Weights are the first operand, products are added from the first input to the last in one accumulator of
-float32, by one kind of instruction. The sizes of a program's tile do not matter for it.
+Weights are the first operand, and products are added from the first input to the last in one float32
+accumulator, by one kind of instruction. The tile sizes of a program do not change that order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def _batch_invariant_kernel(
     HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of ROWS rows; neighbours share weights. IS_WHOLE: INPUTS divides
-    the inputs."""
+    """Each program computes OUTPUTS outputs of ROWS rows; neighbouring programs share weights. IS_WHOLE: the
+    number of inputs is a multiple of INPUTS."""
     row_tiles = (num_rows + ROWS - 1) // ROWS
     output = tl.program_id(0) // row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
     first_row = tl.program_id(0) % row_tiles * ROWS
     row = tl.arange(0, ROWS)  # from first_row on
     column = tl.arange(0, INPUTS)
-    # Clamped, not masked: the loads stay plain copies.
+    # Rows are clamped instead of masked, so that loads stay plain copies.
     weight_row = tl.minimum(output, num_outputs - 1).to(tl.int64) * num_inputs
     weights_ptr = weight_ptr + weight_row[:, None] + column[None, :]
     input_row = tl.minimum(row, num_rows - 1 - first_row) * x_stride
@@ -74,8 +74,8 @@ def batch_invariant_linear(
 ) -> torch.Tensor:
     """Returns [rows, outputs]: x @ weight.T + bias, summed in float32 and rounded once.
 
-    A row's result depends on no other row, not even in its last bit, but in float64, which PyTorch
-    multiplies.
+    A row's result depends on no other row, not even in its last bit. Float64 is the exception, because
+    PyTorch multiplies it.
     """
     if not takes_triton(x) or x.dtype == torch.float64 or x.shape[0] == 0:
         return batch_invariant_linear_twin(x, weight, bias)
@@ -85,7 +85,7 @@ def batch_invariant_linear(
     assert bias is None or bias.is_contiguous(), "the bias has gaps"
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]
     out = torch.empty(rows, num_outputs, dtype=x.dtype, device=x.device)
-    # The interpreter, which has no bfloat16, uses the other tiles for float32.
+    # The interpreter, which has no bfloat16, uses the tiles of 16-bit types for float32.
     is_float32 = x.is_cuda and x.dtype == torch.float32
     tile = FLOAT32_TILE if is_float32 else tile_of(rows, num_inputs, num_outputs, multiprocessors(x.device))
     tile_bytes = (tile.outputs + tile.rows) * tile.inputs * x.element_size()

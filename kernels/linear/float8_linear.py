@@ -1,5 +1,5 @@
-"""A linear layer whose inputs and weights are float8_e4m3fn, each with one scale for all: few rows by
-_hopper_linear.py on Hopper, others by the library."""
+"""A linear layer of float8_e4m3fn inputs and weights with per-tensor scales: on Hopper _hopper_linear.py
+computes few rows, the library all others."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def float8_linear(
     *,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns [rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias.
+    """Returns (x * step) @ (weight * scale).T + bias, [rows, outputs] of that dtype.
 
-    Runs on CUDA of compute capability 8.9 or later, inputs and outputs multiples of 16. No launch that is
-    still under way may write the weight.
+    CUDA devices must have compute capability 8.9 or later, and inputs and outputs must be multiples of 16. No
+    launch that is still running may write the weight.
     """
     if not x.is_cuda:
         return float8_linear_twin(x, weight, step, scale, bias, dtype=dtype)

@@ -1,7 +1,8 @@
-"""A gate and its `up` in one product, and the gated activation: few rows by the kernels of skinny_linear,
-many by _hopper_gated_gemm.py.
+"""The product of a gate and its `up` with a fused gated activation: skinny GEMMs compute few rows,
+_hopper_gated_gemm.py many.
 
-Row counts between these, odd shapes and other types are PyTorch's, and the activation is a launch of its own.
+PyTorch multiplies numbers of rows between these, odd shapes and other types, and the activation is another
+launch.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _gated_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS rows of the weight: half of them the gate's, each paired with its row of
-    `up`."""
+    """Each program computes OUTPUTS rows of the weight: half are rows of the gate, half the rows of `up` that
+    are paired with them."""
     place, row = tl.arange(0, OUTPUTS), tl.arange(0, ROWS)
     first_output = tl.program_id(0) * (OUTPUTS // 2)
     paired_output = tl.minimum(first_output + pair_of(place), num_outputs - 1)
@@ -96,11 +97,11 @@ def gated_linear(
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: activation(x @ gate.T) * (x @ up.T). The bias is added to both products, which
-    are rounded once, as the activation is, and the result.
+    """Returns activation(x @ gate.T) * (x @ up.T), [rows, outputs]. The bias is added to both products. The
+    products, the activation and the result are each rounded once.
 
-    No launch that is still under way may write the weight: it may be read before the preceding launch has
-    ended.
+    No launch that is still running may write the weight, because it may be read before the preceding launch
+    has ended.
     """
     operation = FusedOperation.GATED_MUL if bias is None else FusedOperation.GATED_MUL_BIASED
     operation = operation if norm is None else FusedOperation.GATED_MUL_DEFERRED
@@ -143,7 +144,7 @@ def _launch_few(
 
 
 def _cut(num_outputs: int, x: torch.Tensor) -> Cut:
-    """Returns small tiles where large ones would fill half of the device."""
+    """Returns small tiles if large ones would use at most half of the multiprocessors."""
     if blocks_of(2 * num_outputs, 64) <= multiprocessors(x.device):
         return cut_of(2 * num_outputs, x)._replace(split=1)
     return Cut(128, 64, 1, 4, 1, False)

@@ -1,5 +1,5 @@
-"""The product that gives queries, keys and values, their rotary position embedding, and the cache: one
-launch."""
+"""The projection to queries, keys and values with a fused epilogue: rotary embedding, and the keys and values
+to the KV cache."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from headway.kernels.reference.linear.qkv_rope_append import qkv_rope_append as 
 from headway.kernels.runtime._triton import check_dense, gl, gluon_jit_once_for, jit, jit_once_for, tl
 from headway.kernels.types._deferred_norm import DeferredNorm
 
-# Pairs of dimensions that one program rotates: of a head of 128 the second program rotates 32 .. 63 with 96
-# .. 127.
+# The pairs of dimensions that one program rotates: in a head of 128 the second program rotates 32 .. 63 with
+# 96 .. 127.
 _PAIRS = 32
 
 
@@ -74,7 +74,7 @@ def _qkv_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS / 2 pairs of a head and one of SPLIT parts of the inputs."""
+    """Each program computes OUTPUTS / 2 pairs of a head over one of SPLIT parts of the inputs (split-K)."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     PAIRS: tl.constexpr = OUTPUTS // 2
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -87,9 +87,9 @@ def _qkv_kernel(
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row).to(tl.float32)
-    # With a deferred norm the preceding kernel is that of `add_linear`, which launches its dependents only
-    # after its own wait, and what writes positions and slots precedes it: they are written, if only to the L2
-    # cache. Without one it is `rms_norm`, which launches its dependents before it waits.
+    # With a deferred norm the preceding kernel is `add_linear`, which launches its dependents after its own
+    # wait. Positions and slots were written before that kernel, so that they can be read now, from the L2
+    # cache. Without one the preceding kernel is `rms_norm`, which launches its dependents before it waits.
     if OVERLAPS and TILES == 0:
         tl.extra.cuda.gdc_wait()
     position = tl.load(position_ptr + row, mask=is_row, other=0, cache_modifier=".cg")
@@ -183,7 +183,7 @@ def _streamed_qkv_kernel(
     layout: gl.constexpr = by_rows(first, ROWS, pairs).type.layout
     dim = first_dim + gl.arange(0, pairs, layout=gl.SliceLayout(1, layout))
     row, is_row = rows_of(num_rows, ROWS, gl.SliceLayout(0, layout))
-    # Asked for now, needed after the sums.
+    # These loads are issued now and needed after the sums.
     if HAS_BIAS:
         pair = gl.arange(0, pairs, layout=gl.SliceLayout(1, halved))
         first_bias_ptr = bias_ptr + head * HEAD_DIM + first_dim + pair
@@ -208,7 +208,7 @@ def _streamed_qkv_kernel(
     if HAS_BIAS:
         second += second_bias[:, None]
     second = by_rows(second.to(dtype), ROWS, pairs).to(gl.float32)
-    # In one way for any number of rows: which of two products is fused is the compiler's choice else.
+    # Explicit fused operations: otherwise the compiler chooses which product it fuses, by the number of rows.
     turned_first = gl.fma(first, cos, -(second * sin))
     turned_second = gl.fma(second, cos, first * sin)
     if head < q_heads:
@@ -251,11 +251,11 @@ def qkv_rope_append(
     *,
     is_ordered: bool = False,
 ) -> torch.Tensor:
-    """Returns the rotated queries, [tokens, q_heads, head_dim].
+    """Returns the rotated queries, [tokens, q_heads, head_dim], and writes keys and values to the cache.
 
-    For few tokens; the product is rounded once before it is rotated. With a deferred norm positions and slots
-    are older than the preceding launch: they are read before that has ended. is_ordered: sums have the one
-    order of `ordered_linear`.
+    The kernels are for few tokens. The product is rounded once before it is rotated. With a deferred norm,
+    positions and slots must have been written before the preceding launch, because they are read before that
+    has ended (PDL). is_ordered: sums have the order of `ordered_linear`.
     """
     kv_heads, head_dim = key_cache.shape[2:]
     has_pairs = head_dim % (2 * _PAIRS) == 0

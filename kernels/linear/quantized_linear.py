@@ -1,8 +1,8 @@
-"""A linear layer with float8_e4m3fn weights, half the bytes of bfloat16, whose inputs are rounded to float8
-first.
+"""A linear layer with float8_e4m3fn weights, half the bytes of bfloat16, whose inputs are quantised to
+float8.
 
-For drafts, which may be wrong; the target keeps its full weights. Few rows are multiplied by the kernel of
-this module, more by float8_linear.
+It serves draft models, which may be wrong; the target keeps its full weights. This module's kernel multiplies
+few rows, `float8_linear` more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.kernels.runtime._triton import (
 )
 
 _TILE_ROWS, _OUTPUTS, _INPUTS = 16, 128, 128
-# Two programs share a multiprocessor, or one has it where two would have fewer stages than _FEW_STAGES.
+# Two programs share a multiprocessor, unless each would then have fewer than _FEW_STAGES stages.
 _PROGRAMS, _FEW_STAGES = 2, 3
 
 
@@ -39,7 +39,7 @@ def _round_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program rounds one row: x is about step * rounded."""
+    """Each program quantises one row: x is about step * rounded."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_input = column < num_inputs
@@ -71,7 +71,7 @@ def _quantized_kernel(
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, INPUTS)
     row = tl.arange(0, ROWS)
-    # Clamped, not masked: loads stay plain copies.
+    # Rows are clamped instead of masked, so that loads stay plain copies.
     weight_row = tl.minimum(output, num_outputs - 1).to(tl.int64) * num_inputs
     weights_ptr = weight_ptr + weight_row[:, None] + column[None, :]
     input_row = tl.minimum(row, num_rows - 1)
@@ -100,9 +100,9 @@ def quantized_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: (float8(x / step) * step) @ (weight * scale).T.
+    """Returns (float8(x / step) * step) @ (weight * scale).T, [rows, outputs] in x's dtype.
 
-    On CUDA the device has compute capability 8.9 or later, inputs are a multiple of 128 and outputs one of
+    CUDA devices must have compute capability 8.9 or later. Inputs must be a multiple of 128, outputs one of
     16.
     """
     if not takes_triton(x):

@@ -1,9 +1,10 @@
 """A linear layer whose greatest outputs are exact and whose others are approximate, for a quarter of
 bfloat16's bytes.
 
-For drafts: weights of 4 bits say which outputs could be a row's greatest, errors counted in, and the full
-weights are read for these alone. Errors are assumed to be independent of the inputs: an output that is left
-out is hardly ever the greatest. The target's products keep their full weights.
+It serves the output layer of drafters. A product with 4-bit weights determines which outputs could be a row's
+greatest, given the quantisation errors, and only these are computed again with the full weights. Errors are
+assumed to be independent of the inputs, so that an output that is left out is hardly ever the greatest. The
+target's products keep their full weights.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _MIN_TILE_ROWS = 16
 # [151680, 4096] takes an H200 82 us for 1 row; with four stages 88, with four warps 104.
 _STAGES, _WARPS = 3, 8
 _LARGEST = 127.0
-# Tiles in which one program looks for outputs to compute exactly, for up to _FEW_ROWS rows and for more;
-# inputs for which it has a warp.
+# The tiles that one program searches for outputs to compute exactly, for up to _FEW_ROWS rows and for more;
+# the inputs per warp of such a program.
 _FEW_ROWS, _SMALL_SHARE, _LARGE_SHARE, _INPUTS_OF_A_WARP = 4, 4, 16, 4096
 # The largest relative error of a rounded output.
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
@@ -49,8 +50,8 @@ def _round_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program rounds one row: x is about step * rounded. error: what an output's error is multiplied by
-    to bound the product's, 0 for a row of zeros."""
+    """Each program quantises one row to int8: x is about step * rounded. error: the factor of an output's
+    error in the bound of its product's error, 0 for a row of zeros."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_input = column < num_inputs
@@ -116,7 +117,7 @@ def _screen_kernel(
     output = tl.program_id(0) * OUTPUTS + place
     column = tl.arange(0, NIBBLES)
     row = tl.arange(0, ROWS)
-    # Clamped, not masked: loads stay plain copies.
+    # Rows are clamped instead of masked, so that loads stay plain copies.
     packed_row = tl.minimum(output, num_outputs - 1).to(tl.int64) * (num_inputs // 2)
     packed_at = packed_ptr + packed_row[:, None] + column[None, :]
     rounded_at = rounded_ptr + tl.minimum(row, num_rows - 1)[:, None] * num_inputs + column[None, :]
@@ -170,10 +171,10 @@ def _rescore_kernel(
     ROUNDING: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program looks at SHARE tiles of one row's outputs and computes exactly those that could be the
+    """Each program searches SHARE tiles of one row's outputs and computes exactly those that could be the
     row's greatest.
 
-    Its tiles are far apart: frequent tokens, which are likely, are mostly close to each other.
+    Its tiles are far apart, because the likely tokens mostly have similar ids.
     """
     row = tl.program_id(0).to(tl.int64)
     if OVERLAPS:
@@ -217,12 +218,13 @@ def screened_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: x @ weight.T, exact where it could be the greatest of a row, else approximate.
+    """Returns x @ weight.T, [rows, outputs], exact for outputs that could be the greatest of a row, else
+    approximate.
 
-    spreads: an output could be off by its error times sqrt(spreads[0] * sum(x ** 2) + spreads[1] * step **
-    2), x being rounded to multiples of step, the 127th part of its row's greatest. At most the 8 greatest of
-    each 128 outputs become exact: drafts may be wrong, but not slow. On CUDA there are at most 32 rows;
-    inputs are a multiple of 256.
+    spreads: an output may be off by its error times sqrt(spreads[0] * sum(x ** 2) + spreads[1] * step ** 2).
+    x is rounded to multiples of step, which is 1 / 127 of the row's largest absolute value. At most the 8
+    greatest of each 128 outputs become exact, which bounds the time. On CUDA there may be at most 32 rows.
+    Inputs must be a multiple of 256.
     """
     if not takes_triton(x):
         return screened_linear_twin(x, weight, packed, scales, errors, spreads, out=out)

@@ -1,7 +1,7 @@
-"""Linear layers of few rows, at the speed at which the weights can be read: see _skinny_core.py, and
+"""Linear layers of few rows (skinny GEMM), bound by memory bandwidth: see _skinny_core.py, and
 _hopper_core.py for Hopper.
 
-More rows, odd shapes and other types are PyTorch's.
+PyTorch multiplies more rows, odd shapes and other types.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def _linear_kernel(
     DEPENDENTS_AT: tl.constexpr,
     FETCHES_AHEAD: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS outputs of one of SPLIT parts of the inputs; the last to arrive adds the
-    parts up."""
+    """Each program computes OUTPUTS outputs over one of SPLIT parts of the inputs (split-K). The last program
+    of a tile to arrive adds the parts and computes the epilogue."""
     tile, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
     is_output = output < num_outputs
-    # Clamped, not masked: the weights' loads stay plain copies.
+    # Rows are clamped instead of masked, so that loads stay plain copies.
     weight_row = tl.minimum(output, num_outputs - 1)
     weights_ptr = first_weights(weight_ptr, weight_row, num_inputs, part, SPLIT, CUT, FETCHES_AHEAD)
     if OVERLAPS:
@@ -95,10 +95,10 @@ def skinny_linear(
     residual: torch.Tensor | None = None,  # [rows, outputs] float, added
     out: torch.Tensor | None = None,  # [rows, outputs] of x's type; may be the residual
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: x @ weight.T + bias + residual, summed in float32 and rounded once.
+    """Returns x @ weight.T + bias + residual, [rows, outputs], summed in float32 and rounded once.
 
-    No launch that is still under way may write the weight: it may be read before the preceding launch has
-    ended.
+    No launch that is still running may write the weight, because it may be read before the preceding launch
+    has ended.
     """
     operation = FusedOperation.ADD if norm is None else FusedOperation.ADD_DEFERRED
     kernel, streams = choice_of(x, weight, operation)

@@ -1,8 +1,8 @@
-"""Linear layers of quantised weights and bfloat16 inputs, with the bits of products with the expanded weight.
+"""Weight-only quantised linear layers with bfloat16 inputs, with the bits of products with the expanded
+weight.
 
-Up to 128 rows read the codes. More rows multiply an expanded copy, which is made for the product and given up
-after it: to expand a layer of 178 million weights takes an H200 as long as the product with some hundred
-rows.
+Up to 128 rows read the codes. More rows multiply an expanded copy, which is made for the product and freed
+after it: the expansion of 178 million weights takes an H200 as long as their product with about 100 rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def weight_only_linear(
     residual: torch.Tensor | None = None,  # [rows, outputs] bfloat16, added
     out: torch.Tensor | None = None,  # [rows, outputs] bfloat16; may be the residual
 ) -> torch.Tensor:
-    """Returns what `ordered_linear` does with the expanded weight. No launch that is still under way may
+    """Returns what `ordered_linear` returns for the expanded weight. No launch that is still running may
     write the weight."""
     assert residual is None or gate is None, "no kernel adds a gated product to a residual"
     if not x.is_cuda:

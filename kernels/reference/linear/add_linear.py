@@ -1,5 +1,4 @@
-"""A linear layer whose result goes to the residual stream, and what the next norm needs of the stream
-(PyTorch twin)."""
+"""A linear layer with a fused residual addition and the first half of the next RMSNorm (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ def add_linear(
     x: torch.Tensor,  # [rows, inputs] float
     weight: torch.Tensor,  # [hidden, inputs] float
     residual: torch.Tensor,  # [rows, hidden] float, in place: += x @ weight.T
-    norm_weight: torch.Tensor,  # [hidden] float: of the norm that comes next
+    norm_weight: torch.Tensor,  # [hidden] float: of the next norm
     epsilon: float,
     *,
-    bias: torch.Tensor | None = None,  # [hidden] float, added, too
+    bias: torch.Tensor | None = None,  # [hidden] float
     unit_offset: bool = False,  # the norm multiplies by 1 + norm_weight
 ) -> tuple[torch.Tensor, DeferredNorm]:
-    """Returns the new residual times the norm's weight, [rows, hidden], and what is left to do of the
-    norm."""
+    """Adds x @ weight.T + bias to the residual. Returns (the new residual times the norm's weight, [rows,
+    hidden], the rest of the norm)."""
     residual += torch.nn.functional.linear(x, weight, bias)
     squares = torch.zeros(len(x), 64 * square_tiles(weight.shape[0]), dtype=torch.float32, device=x.device)
     squares[:, : weight.shape[0]] = residual.float().square()

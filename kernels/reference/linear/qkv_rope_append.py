@@ -1,5 +1,4 @@
-"""The product that gives queries, keys and values, their rotary position embedding, and the cache (PyTorch
-twin)."""
+"""The projection to queries, keys and values, rotary embedding, and the KV cache (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ def qkv_rope_append(
     *,
     is_ordered: bool = False,
 ) -> torch.Tensor:
-    """Returns the rotated queries, [tokens, q_heads, head_dim]. is_ordered: the library, which multiplies
-    here, knows no order."""
+    """Returns the rotated queries, [tokens, q_heads, head_dim]. is_ordered has no effect, because the library
+    multiplies here."""
     kv_heads, head_dim = key_cache.shape[2:]
     product = torch.nn.functional.linear(x, weight)
     if norm is not None:

@@ -1,4 +1,4 @@
-"""A linear layer with float8 weights and inputs that are rounded to float8 here (PyTorch twin)."""
+"""A linear layer with float8 weights and inputs that it quantises to float8 (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def quantized_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: (float8(x / step) * step) @ (weight * scale).T."""
+    """Returns (float8(x / step) * step) @ (weight * scale).T, [rows, outputs] in x's dtype."""
     result = float8_linear((x / step).to(weight.dtype), weight, step, scale, dtype=x.dtype)
     return result if out is None else out.copy_(result)

@@ -22,7 +22,7 @@ def screened_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: x @ weight.T, exact where it could be the greatest of a row, else
+    """Returns x @ weight.T, [rows, outputs], exact for outputs that could be the greatest of a row, else
     approximate."""
     inputs = x.float()
     largest = inputs.abs().amax(1, keepdim=True)
