@@ -1,8 +1,8 @@
-"""The arithmetic of a gated activation: the same places of rounding wherever it is computed, in Triton and in
-Gluon.
+"""The arithmetic of a gated activation in Triton and in Gluon, which rounds at the same points in all
+kernels.
 
 "gelu_tanh" is gate / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3), which is
-gate / (1 + exp(-2 u)). Where the exponential overflows, the quotient is 0, as it should be.
+gate / (1 + exp(-2 u)). If the exponential overflows, the quotient is 0, which is correct.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.kernels.runtime._triton import gl, gluon_jit_once_for, jit, tl
 
 @jit
 def gated_product(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """activation(gate) * up in their type, the activation rounded before it is multiplied."""
+    """Returns activation(gate) * up in their dtype. The activation is rounded before it is multiplied."""
     value = wide(gate)
     if ACTIVATION == "gelu_tanh":
         value /= 1 + tl.exp(value * (-1.5957691216057308 - 0.07135481627260025 * value * value))
@@ -27,7 +27,7 @@ def gated_product(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> t
 def gluon_gated_product(
     gate: gl.tensor, up: gl.tensor, dtype: gl.constexpr, ACTIVATION: gl.constexpr
 ) -> gl.tensor:
-    """The same in Gluon, of float32 sums, which are rounded to the type first."""
+    """Does the same in Gluon for float32 sums, which are rounded to the dtype first."""
     value = gate.to(dtype).to(gl.float32)
     if ACTIVATION == "gelu_tanh":
         value /= 1 + gl.exp(value * (-1.5957691216057308 - 0.07135481627260025 * value * value))

@@ -1,4 +1,4 @@
-"""The weighted sum of a token's slots: the same places of rounding wherever it is computed."""
+"""The weighted sum of a token's slots, which rounds at the same points in all kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def weighted_sum(
     x_stride: tl.tensor,
     SLOTS: tl.constexpr,
 ) -> tl.tensor:
-    """Returns [n] in the type of x: the token's rows times their shares, added slot by slot in float32."""
+    """Returns [n] in x's dtype: the token's rows times their shares, added slot by slot in float32."""
     total = wide(tl.load(x_ptr + token * SLOTS * x_stride + column, mask=is_inside, other=0.0))
     total *= tl.load(share_ptr + token * SLOTS)
     for slot in tl.static_range(1, SLOTS):

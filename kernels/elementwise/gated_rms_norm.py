@@ -1,4 +1,4 @@
-"""A root-mean-square norm of each head, times the silu of a gate."""
+"""An RMSNorm of each head, times the SiLU of a gate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, power_of_two, takes_triton, tl
 
-# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the
-# sum.
+# With fusion each thread would fuse another product with the sum, and threads would disagree about the sum.
 _OPTIONS = {"enable_fp_fusion": False}
-_HEADS = 8  # of a program: one of 128 numbers is over before its launch has paid
+_HEADS = 8  # of a program: one head of 128 numbers would not be worth a program
 
 
 @jit
@@ -30,7 +29,7 @@ def _gated_rms_norm_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and HEADS heads."""
+    """Each program computes HEADS heads of a token."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -38,7 +37,7 @@ def _gated_rms_norm_kernel(
     place = (token * heads + head) * dim + column
     weight = tl.load(weight_ptr + column, mask=column < dim, other=0.0)
     if OVERLAPS:
-        # As in rms_norm.py: the next kernel reads nothing but weights before its own wait.
+        # As in rms_norm.py, the next kernel reads only weights before its own wait.
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + place, mask=is_inside, other=0.0)

@@ -1,5 +1,5 @@
-"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as; in the input's
-dtype or, in steps of a given size, in float8_e4m3fn."""
+"""RMSNorm alone, after a residual addition, or of embedded tokens. The result has the input's dtype, or it is
+quantised to float8_e4m3fn with a given step."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token. With ids x is a table, whose rows become the residual, times SCALE. SLOTS: rows of
-    x a token, whose weighted sum is added; 0: one."""
+    """Each program computes a token. With ids x is a table, whose rows times SCALE become the residual.
+    SLOTS: the rows of x per token, whose weighted sum is added; 0: one row without a weight."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
@@ -46,8 +46,8 @@ def _norm_kernel(
     weight = wide(tl.load(weight_ptr + column, mask=is_inside, other=0.0))
     step = tl.load(step_ptr) if HAS_STEP else 1.0
     if OVERLAPS:
-        # The next kernel's first weights come while this one still waits: it may read nothing else before its
-        # own wait, since what stands in front of this one may not have ended by then.
+        # The next kernel may load its first weights while this one waits. It must not read anything else
+        # before its own wait, because the kernel before this one may not have ended by then.
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     source = token
@@ -120,7 +120,7 @@ def rms_norm(
     step: torch.Tensor | None = None,  # [1] float32; no result is more than 448 of it
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> torch.Tensor:
-    """[tokens, hidden], dtype of x; with a step in float8_e4m3fn, divided by it."""
+    """Returns [tokens, hidden] in x's dtype; with a step, divided by it, in float8_e4m3fn."""
     if takes_triton(x):
         return _launch(x, x, weight, epsilon, out, step, unit_offset=unit_offset)
     return rms_norm_twin(x, weight, epsilon, unit_offset=unit_offset, step=step, out=out)
@@ -136,8 +136,9 @@ def add_rms_norm(
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     shares: torch.Tensor | None = None,  # [tokens, slots] float32
 ) -> torch.Tensor:
-    """[tokens, hidden]: the norm of the new residual. With shares what is added is the weighted sum of a
-    token's slots, as `sum_experts` has it; in float32 the last product may be fused with the addition."""
+    """Adds x to the residual and returns the norm of the new residual, [tokens, hidden]. With shares the
+    weighted sum of a token's slots is added, as in `sum_experts`; in float32 the last product may be fused
+    with the addition."""
     if not takes_triton(x):
         return add_rms_norm_twin(
             x, residual, weight, epsilon, unit_offset=unit_offset, step=step, shares=shares
@@ -160,8 +161,8 @@ def embed_rms_norm(
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([tokens, hidden]: the embedded tokens times the scale, likewise: their norm). The scale is rounded to
-    the embedding's type, and so is the product. Ids are not checked."""
+    """Returns (the embedded tokens times the scale, their norm), [tokens, hidden] each. The scale and the
+    product are rounded to the embedding's dtype. Ids are not checked."""
     if not takes_triton(embedding):
         return embed_rms_norm_twin(
             token_ids, embedding, weight, epsilon, scale=scale, unit_offset=unit_offset, step=step, out=out

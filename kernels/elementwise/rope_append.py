@@ -1,5 +1,5 @@
-"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache, in one
-launch."""
+"""RMSNorm and rotary position embedding (RoPE) of queries and keys, and the keys and values to the paged KV
+cache, in one launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import check_dense, jit, power_of_two, takes_triton, tl
 from headway.kernels.types._head_norms import HeadNorms
 
-# Else a thread fuses the square that it adds to another thread's sum, and the two get different sums.
+# With fusion a thread would fuse the square that it adds to another thread's sum, and their sums would
+# differ.
 _OPTIONS = {"enable_fp_fusion": False}
 
 
@@ -43,10 +44,11 @@ def _rope_append_kernel(
     REST: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """For each token one program turns the query heads, another the key heads, a third copies the values.
+    """For each token one program rotates the query heads, another the key heads, and a third copies the
+    values.
 
-    half: half the number of dimensions that turn. REST: a power of two from the number of those that do not;
-    0: all turn.
+    half: half the number of rotated dimensions. REST: a power of two that is not below the number of the
+    others; 0: all dimensions are rotated.
     """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -104,7 +106,7 @@ def _turn(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Norms and turns heads in place; returns both halves of what turns, and the rest, as they are then."""
+    """Norms and rotates heads in place. Returns both rotated halves and the remaining dimensions."""
     column = tl.arange(0, HALF)[None, :]
     is_inside = column < half
     mask = has_head & is_inside
@@ -122,7 +124,8 @@ def _turn(
             after = 2 * half + tl.arange(0, REST)[None, :]
             rest = _weighted(rest, factor, norm_ptr + after, after < head_dim, UNIT_OFFSET)
             tl.store(head_ptr + after, rest, mask=has_head & (after < head_dim))
-    # As in qkv_rope_append.py: which of two products is fused is the compiler's choice else.
+    # Explicit fused operations, as in qkv_rope_append.py: otherwise the compiler chooses which product it
+    # fuses.
     turned_first = tl.fma(wide(first), cos, -(wide(second) * sin)).to(first.dtype)
     turned_second = tl.fma(wide(second), cos, wide(first) * sin).to(first.dtype)
     tl.store(head_ptr + column, turned_first, mask=mask)
@@ -139,7 +142,7 @@ def _rest_of(
     other: tl.tensor,
     REST: tl.constexpr,
 ) -> tl.tensor:
-    """The dimensions that do not turn, [HEADS, REST]; where all turn, `other`, which nobody reads."""
+    """Returns the dimensions that are not rotated, [HEADS, REST]; if all are, `other` as a placeholder."""
     rest = other
     if REST > 0:
         after = 2 * half + tl.arange(0, REST)[None, :]
@@ -151,7 +154,7 @@ def _rest_of(
 def _weighted(
     value: tl.tensor, factor: tl.tensor, weight_ptr: tl.tensor, mask: tl.tensor, UNIT_OFFSET: tl.constexpr
 ) -> tl.tensor:
-    """Returns the values of `rms_norm`, in its order of rounding."""
+    """Returns the values times the factor and the weight, rounded as in `rms_norm`."""
     weight = wide(tl.load(weight_ptr, mask=mask, other=0.0))
     normed = wide(value) * factor
     if UNIT_OFFSET:
@@ -173,7 +176,8 @@ def rope_append(
     *,
     norms: HeadNorms | None = None,
 ) -> None:
-    """Computes `rms_norm` of each head, then `rope` of the first rotary_dim dimensions, then `kv_append`."""
+    """Norms each head if norms are given, rotates its first rotary_dim dimensions, and writes keys and values
+    to their slots of the cache."""
     if not takes_triton(query):
         rope_append_twin(
             query, key, value, positions, cos_sin, key_cache, value_cache, slot_mapping, norms=norms

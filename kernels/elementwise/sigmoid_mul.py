@@ -21,7 +21,7 @@ def _sigmoid_mul_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and head."""
+    """Each program computes a head of a token."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     is_inside = column < dim
@@ -39,7 +39,7 @@ def sigmoid_mul(
     x: torch.Tensor,  # [tokens, heads, dim], in place
     gate: torch.Tensor,  # [tokens, heads, dim]
 ) -> None:
-    """The sigmoid is computed in float32 (float64 for float64) and rounded before it multiplies."""
+    """Multiplies x by sigmoid(gate), which is computed in float32 (float64 for float64) and then rounded."""
     if not takes_triton(x):
         sigmoid_mul_twin(x, gate)
         return

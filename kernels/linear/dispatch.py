@@ -1,8 +1,7 @@
-"""Chooses the kernel of a linear layer from sizes and traits of the device: a pure function, with a row for
-each kernel.
+"""Chooses the kernel of a linear layer: a pure function of sizes and of the device's traits.
 
-The thresholds were measured on an H200. Knows no tensors; `choice_of` in _hopper_core.py reads shape and
-traits of them.
+The thresholds were measured on an H200. Knows no tensors; `choice_of` in _hopper_core.py reads the sizes and
+traits from tensors.
 """
 
 from __future__ import annotations
@@ -14,39 +13,39 @@ import torch
 
 from headway.kernels.runtime._triton import blocks_of
 
-# With more than FEW_ROWS rows the library is as fast as the skinny kernel, but for sums more than twice as
-# long as the result is wide. No kernel for few rows computes more than MAX_ROWS, but that of gates.
+# With more than FEW_ROWS rows the library is as fast as the skinny kernel, unless sums are more than twice as
+# long as the result is wide. Skinny kernels compute up to MAX_ROWS rows, those of gates up to MANY_ROWS.
 FEW_ROWS, MAX_ROWS = 32, 64
 MIN_INPUTS_MULTIPLE = 64
-# Launches cost time where products are short. A round of a model 1,024 wide takes an H200 0.80 ms in nine
-# launches a layer and 0.71 in six at batch 1, 0.94 and 0.74 at batch 8; 4,096 wide 4.14 and 4.21 at batch 4.
-# No number of rows may decide: a row's result is the same among any of up to FEW_ROWS.
+# Models up to this width fuse more operations, because launches cost time if products are short. With nine
+# and with six launches per layer a round takes an H200 0.80 and 0.71 ms at batch 1 and width 1,024, 0.94 and
+# 0.74 at batch 8, and 4.14 and 4.21 at batch 4 and width 4,096. The number of rows must not decide, because a
+# row's result is the same among up to FEW_ROWS rows.
 MAX_HIDDEN_OF_FEW_LAUNCHES = 2048
-# Norms of that many rows are bound by memory, and the library adds a product to the residual at no cost: an
-# H200 takes 7.59 ms instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with prompts (7B
-# shape, depth 3).
+# From this number of rows on norms are bound by memory, and the library adds a product to the residual at no
+# cost: an H200 takes 7.59 ms instead of 7.62 for a round of 32 rows, 20.2 instead of 20.35 for 128 with
+# prompts (7B shape, depth 3).
 MIN_ADDED_ROWS = 128
-# With more rows float8 is as fast as 4 bits, where logits are flat; a sum of _LONG_SUM inputs or more is a
-# long one.
+# With more rows float8 is as fast as 4 bits if logits are flat. Sums are short below _LONG_SUM inputs.
 _MAX_SCREENED_ROWS, _MAX_SCREENED_ROWS_OF_SHORT_SUMS, _LONG_SUM = 16, 8, 2048
 _MAX_FLOAT8_SKINNY_ROWS = 16
-# A TMA kernel computes a tile of OUTPUTS outputs, and a copy has these bytes of each. Where the tile of rows
-# is the largest and all programs run at once, small copies leave less to do after the last.
+# A TMA kernel computes a tile of OUTPUTS outputs, and a copy has COPY_BYTES of each. If the tile of rows is
+# the largest and all programs run at once, small copies leave less work after the last copy.
 OUTPUTS, COPY_BYTES, SMALL_COPY_BYTES = 64, 512, 256
-# Of up to MAX_ROWS / 2 rows sums that are not split take thin tiles, if then there is a program for nearly
-# each multiprocessor and memory is no faster than an H100's: `down` of one row takes an H100 31.4 us, in
-# tiles of OUTPUTS 35.1, in two parts 31.5. An H200 takes 25.9 us in thin tiles and 23.8 in tiles of OUTPUTS,
-# and for `o` 12.9 and 11.3.
+# Unsplit sums of up to MAX_ROWS / 2 rows use thin tiles if nearly every multiprocessor then has a program and
+# memory is no faster than an H100's. `down` of one row takes an H100 31.4 us in thin tiles, 35.1 in tiles of
+# OUTPUTS, 31.5 in two parts. An H200 takes 25.9 us in thin tiles and 23.8 in tiles of OUTPUTS, and for `o`
+# 12.9 and 11.3.
 THIN_OUTPUTS, _MIN_SHARE_OF_THIN, _MAX_BANDWIDTH_OF_THIN = 32, 0.9, 4e12
 # A part of fewer copies takes longer to reduce than to compute; fewer programs issue too few loads at once.
 _MIN_COPIES, _MIN_SHARE_OF_PROGRAMS = 8, 0.7
-# The last part of a split sum has this number of large copies more than the others, whose sums it waits for.
+# The last part of a split sum has this number of large copies more than the others, for whose sums it waits.
 _MORE_OF_LAST, _MAX_SPLIT = 4.5, 4
-# Gates of up to MANY_ROWS rows: a program computes several tiles, so that no program starts after another.
+# For gates of up to MANY_ROWS rows a program computes several tiles, so that all programs run in one wave.
 MANY_ROWS, _MANY_TILES, _MIN_SHARE_OF_MANY = 128, (2, 3), 0.75
-# Outputs of a gate and of `up` alternate by eight.
+# Runs of this number of outputs of a gate and of `up` alternate.
 PAIRED = 8
-# The persistent kernel of gates: tiles, and where it is faster than the library.
+# The tiles of the persistent kernel of gates, and the sizes from which on it is faster than the library.
 GATED_ROWS, GATED_OUTPUTS, GATED_INPUTS = 128, 256, 64
 MIN_GATED_ROWS, _MIN_GATED_INPUTS, _MIN_SHARE_OF_WAVES = 640, 1024, 0.94
 HALF_TYPES = torch.bfloat16, torch.float16
@@ -56,7 +55,7 @@ TMA_TYPES = *HALF_TYPES, torch.float8_e4m3fn
 class KernelTraits(NamedTuple):
     """A kernel's promises about its results.
 
-    ordered_dtypes: those of weights by which it multiplies any number of rows with one order of sums.
+    ordered_dtypes: the dtypes of weights for which sums have one order for any number of rows.
     """
 
     order_of_sums: str
@@ -65,7 +64,7 @@ class KernelTraits(NamedTuple):
 
 
 class LinearKernel(Enum):
-    """A row for each kernel that computes linear layers."""
+    """The kernels that compute linear layers, with their promises."""
 
     TMA = KernelTraits(
         "In MMA instructions of 16 inputs (32 of float8) from the tile's first input on, wrapping around within a part of "
@@ -122,7 +121,8 @@ class LinearKernel(Enum):
 
 
 class FusedOperation(Enum):
-    """The operations that a launch fuses with the product, as far as they decide about the kernel."""
+    """The operations that a launch fuses with the product, as far as the choice of the kernel depends on
+    them."""
 
     ADD = "optional bias, scale and residual"
     ADD_DEFERRED = "optional bias and residual of a product with a deferred norm"
@@ -135,7 +135,8 @@ class FusedOperation(Enum):
 
 
 class WeightFormat(Enum):
-    """The formats whose kernel sizes decide about. On a CPU each has one: PADDED_CPU or PACKED_CPU."""
+    """The weight formats for which sizes decide the kernel. On a CPU a format has one kernel: PADDED_CPU or
+    PACKED_CPU."""
 
     PLAIN = "both of one dtype, float8 among them"
     ORDERED = "as PLAIN, summed by ascending input in one accumulator, whatever the number of rows"
@@ -154,13 +155,13 @@ class LinearShape(NamedTuple):
     inputs: int
     dtype: torch.dtype  # of both operands
     is_dense: bool = True  # the weight has no gaps, and neither have the inputs of a row
-    is_bulk: bool = True  # and TMA can copy both operands
-    is_bulk_out: bool = True  # and can write the result
+    is_bulk: bool = True  # is_dense, and TMA can copy both operands
+    is_bulk_out: bool = True  # TMA can write the result
     format: WeightFormat = WeightFormat.PLAIN
 
 
 class DeviceTraits(NamedTuple):
-    """The properties of a device that decide about kernels."""
+    """The properties of a device on which the choice of a kernel depends."""
 
     multiprocessors: int
     has_tma: bool  # Hopper with Gluon
@@ -170,17 +171,19 @@ class DeviceTraits(NamedTuple):
 
 
 class TmaGemmConfig(NamedTuple):
-    """The grid and the pipeline of a TMA kernel. Of up to MAX_ROWS rows their number changes how large copies
-    are, but not the order of sums, so that a row's result is the same for any number of rows: parts begin at
-    the same inputs, and so do tiles. Of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or
-    with small copy 24 of 32: with input 3072."""
+    """The grid and the pipeline of a TMA kernel.
+
+    Up to MAX_ROWS the number of rows changes the size of copies, but not the order of sums, because parts and
+    tiles begin at the same inputs: of 4096 inputs of 16 bits tile 3 begins with large copy 12 of 16, or with
+    small copy 24 of 32, which is input 3072. So a row's result is the same for any number of rows.
+    """
 
     programs: int
-    split: int = 1  # parts of a sum
-    part_copies: int = 0  # of each part but the last
-    tiles: int = 1  # of a program
-    copy_bytes: int = COPY_BYTES  # of an output
-    outputs: int = OUTPUTS  # of a tile
+    split: int = 1  # parts of a sum (split-K)
+    part_copies: int = 0  # copies of each part but the last
+    tiles: int = 1  # tiles of a program
+    copy_bytes: int = COPY_BYTES  # bytes of an output in a copy
+    outputs: int = OUTPUTS  # outputs of a tile
     is_ordered: bool = False  # sums begin with the first input
 
 
@@ -190,7 +193,7 @@ class LinearChoice(NamedTuple):
 
 
 def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) -> LinearChoice:
-    """Returns the kernel for a launch, and the configuration of a TMA kernel."""
+    """Returns the kernel for a launch, with its configuration if it is a TMA kernel."""
     if shape.format in (WeightFormat.ORDERED, WeightFormat.LIBRARY_ORDERED):
         return _choose_ordered(shape, device, operation)
     kernel = _kernel_of_format(shape, device)
@@ -207,8 +210,8 @@ def choose(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) 
 
 
 def _choose_ordered(shape: LinearShape, device: DeviceTraits, operation: FusedOperation) -> LinearChoice:
-    """Of the kernels whose results are the same to the last bit, since each sums by ascending input in one
-    accumulator."""
+    """Returns the choice among kernels that sum by ascending input in one accumulator: their results are the
+    same to the last bit."""
     config = ordered_tma_config(shape, device, operation)
     if config is not None:
         return LinearChoice(LinearKernel.TMA, config)
@@ -222,7 +225,7 @@ def _choose_ordered(shape: LinearShape, device: DeviceTraits, operation: FusedOp
 def ordered_tma_config(
     shape: LinearShape, device: DeviceTraits, operation: FusedOperation
 ) -> TmaGemmConfig | None:
-    """Without a split; None: the kernel is not for such a product."""
+    """Returns the configuration without split-K; None if the kernel does not support the product."""
     if operation in (FusedOperation.GATED_MUL, FusedOperation.GATED_MUL_BIASED) and shape.rows > MAX_ROWS:
         config = tma_config_of_many(shape, device)
         return config and config._replace(is_ordered=True)
@@ -241,25 +244,24 @@ def ordered_tma_config(
 
 
 def _kernel_of_format(shape: LinearShape, device: DeviceTraits) -> LinearKernel | None:
-    """Returns the kernel that a format has for itself; None: the product is computed like one of plain
-    weights."""
+    """Returns the kernel of this format alone; None: the product is computed as with a plain weight."""
     match shape.format:
         case WeightFormat.FLOAT8_OF_16_BITS if device.has_triton and shape.rows <= _MAX_FLOAT8_SKINNY_ROWS:
             return LinearKernel.FLOAT8_SKINNY
-        # Where they are more, another weight is read.
+        # More rows read another weight.
         case WeightFormat.INT4_SCREENED if shape.rows <= most_screened_rows(shape.inputs):
             return LinearKernel.INT4_SCREENED
     return None
 
 
 def most_screened_rows(num_inputs: int) -> int:
-    """Returns the most rows that are computed with weights in 4 bits."""
+    """Returns the most rows that are computed with 4-bit weights."""
     return _MAX_SCREENED_ROWS if num_inputs >= _LONG_SUM else _MAX_SCREENED_ROWS_OF_SHORT_SUMS
 
 
 def adds_residual(shape: LinearShape, device: DeviceTraits, *, has_bias: bool) -> bool:
-    """Returns whether the product is best added to a residual in its epilogue, or else with the norm after
-    it. Of an ordered weight both round in the same places."""
+    """Returns whether the product's epilogue should add the residual; otherwise the following norm should.
+    With an ordered weight both round at the same points."""
     kernel = choose(shape, device, FusedOperation.ADD).kernel
     if shape.format is not WeightFormat.PLAIN:
         return kernel is LinearKernel.TMA
@@ -269,8 +271,8 @@ def adds_residual(shape: LinearShape, device: DeviceTraits, *, has_bias: bool) -
 
 
 def fuses_qkv(shape: LinearShape, device: DeviceTraits, *, is_deferred: bool) -> bool:
-    """Returns whether queries, keys and values are best multiplied, rotated and cached in one launch, where
-    their heads have the form for it."""
+    """Returns whether one launch should compute, rotate and cache queries, keys and values, if their heads
+    have the form for it."""
     operation = FusedOperation.QKV_DEFERRED if is_deferred else FusedOperation.QKV
     kernel = choose(shape, device, operation).kernel
     is_short = is_short_stream(shape.rows, shape.inputs, shape.dtype)
@@ -278,15 +280,15 @@ def fuses_qkv(shape: LinearShape, device: DeviceTraits, *, is_deferred: bool) ->
 
 
 def is_short_stream(rows: int, hidden: int, dtype: torch.dtype) -> bool:
-    """Returns whether products around a residual stream of these sizes compute what precedes and follows
-    them, where they can. In float16 the stream could overflow when a deferred norm's weight multiplies it
-    before the norm divides it."""
+    """Returns whether products around a residual stream of these sizes should fuse the operations before and
+    after them. Float16 is excluded, because the stream could overflow when a deferred norm's weight
+    multiplies it before the norm divides it."""
     has_width = hidden <= MAX_HIDDEN_OF_FEW_LAUNCHES and hidden % MIN_INPUTS_MULTIPLE == 0
     return 0 < rows <= FEW_ROWS and has_width and dtype == torch.bfloat16
 
 
 def is_skinny(shape: LinearShape, device: DeviceTraits) -> bool:
-    """Returns whether the skinny kernel computes such a product, where none is preferred to it."""
+    """Returns whether the skinny kernel computes the product if no other kernel is preferred."""
     has_type = shape.dtype == torch.float32 if device.is_interpreted else shape.dtype in HALF_TYPES
     most_rows = MAX_ROWS if shape.inputs > 2 * shape.outputs else FEW_ROWS
     has_shape = 0 < shape.rows <= most_rows and shape.inputs % MIN_INPUTS_MULTIPLE == 0
@@ -304,8 +306,10 @@ def _tma_config(shape: LinearShape, device: DeviceTraits, operation: FusedOperat
 
 
 def tma_config(shape: LinearShape, device: DeviceTraits, *, is_paired: bool) -> TmaGemmConfig | None:
-    """For up to MAX_ROWS rows; None: the kernel is not for them. is_paired: of outputs that belong together
-    by two (a gate and its `up`, the halves of a head), whose sums are never split."""
+    """Returns the configuration for up to MAX_ROWS rows; None if the kernel does not support the product.
+
+    is_paired: outputs form pairs (a gate and its `up`, or the halves of a head), whose sums are never split.
+    """
     if not _can_use_tma(shape, device, is_paired=is_paired) or shape.rows > MAX_ROWS:
         return None
     copies = shape.inputs * shape.dtype.itemsize // COPY_BYTES
@@ -322,7 +326,8 @@ def tma_config(shape: LinearShape, device: DeviceTraits, *, is_paired: bool) -> 
 
 
 def tma_config_of_many(shape: LinearShape, device: DeviceTraits) -> TmaGemmConfig | None:
-    """For gates of more rows than MAX_ROWS, up to MANY_ROWS; None: the kernel is not for them."""
+    """Returns the configuration for gates of MAX_ROWS + 1 to MANY_ROWS rows; None if the kernel does not
+    support the product."""
     if not _can_use_tma(shape, device, is_paired=True) or not MAX_ROWS < shape.rows <= MANY_ROWS:
         return None
     all_tiles = blocks_of(shape.outputs, OUTPUTS)
@@ -333,8 +338,8 @@ def tma_config_of_many(shape: LinearShape, device: DeviceTraits) -> TmaGemmConfi
 
 
 def is_persistent_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype, programs: int) -> bool:
-    """Returns whether the waves of the persistent kernel of gates fill that number of multiprocessors well
-    enough."""
+    """Returns whether the persistent kernel of gates supports these sizes, and its waves fill that number of
+    multiprocessors well enough."""
     has_shape = rows >= MIN_GATED_ROWS and inputs >= _MIN_GATED_INPUTS and inputs % GATED_INPUTS == 0
     if dtype not in HALF_TYPES or not has_shape or outputs % (2 * PAIRED) > 0:
         return False
@@ -343,8 +348,8 @@ def is_persistent_shape(rows: int, outputs: int, inputs: int, dtype: torch.dtype
 
 
 def most_gated_rows(most: int, outputs: int, inputs: int, dtype: torch.dtype, device: DeviceTraits) -> int:
-    """Returns the most rows, up to that number, whose gated product the persistent kernel computes; 0: none
-    are."""
+    """Returns the largest number of rows, up to `most`, whose gated product the persistent kernel computes;
+    0: there is none."""
     if not device.has_tma:
         return 0
     sizes = (most, *range(most // GATED_ROWS * GATED_ROWS, MIN_GATED_ROWS - 1, -GATED_ROWS))

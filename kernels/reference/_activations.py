@@ -1,9 +1,9 @@
-"""Activations whose bits do not depend on where an element stands in its tensor, nor on the number of
+"""Activations whose bits depend neither on the position of an element in its tensor nor on the number of
 threads.
 
 On a CPU `torch.sigmoid`, `silu`, `softplus`, `gelu` and `pow` compute the last elements of a thread's part of
-a tensor by other instructions than the rest, and so does `rsqrt` in types of 16 bits; `exp`, `log1p` and the
-operations of arithmetic do not.
+a tensor by other instructions than the rest, and so does `rsqrt` in 16-bit types. `exp`, `log1p` and
+arithmetic operations do not.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from torch.nn import functional
 from headway.kernels.types._epilogue import GateActivation
 
 BYTES_AT_ONCE = 128  # two vectors of AVX-512
-# What ATen gives to one thread: its GRAIN_SIZE is one element more than the first; gelu has its own limit.
+# The most elements that ATen gives to one thread: less than its GRAIN_SIZE of 2**15 for silu; gelu has its
+# own limit.
 _ELEMENTS_OF_ONE_THREAD: dict[GateActivation, int] = {"silu": 2**15 - 1, "gelu_tanh": 2**14}
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """Returns x in float32, or in float64; x itself where it has that type."""
+    """Returns x in float32, or x itself if it has float32 or float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -41,12 +42,13 @@ def gated_product(
     up: torch.Tensor,  # [tokens, n]
     activation: GateActivation,
 ) -> torch.Tensor:
-    """Returns activation(gate) * up in their type; the activation is rounded before it is multiplied.
+    """Returns activation(gate) * up in their dtype. The activation is rounded before it is multiplied.
 
-    PyTorch's own silu takes a third of the time of the one above. Columns of a wider tensor it computes row
-    by row, each by the same instructions, unless threads share them and one begins within a row: so few
-    elements at once are one thread's. Its gelu is like that. Columns beyond the last BYTES_AT_ONCE it
-    computes by others, and so those are filled up, lest a share of the columns had other bits.
+    PyTorch's silu takes a third of the time of the one above. It computes columns of a wider tensor row by
+    row, each row by the same instructions, unless a thread begins within a row. So only as many elements are
+    computed at a time as one thread gets. PyTorch computes the columns after the last multiple of
+    BYTES_AT_ONCE by other instructions, so that the gate is padded to such a multiple: otherwise the bits of
+    a rank's share of the columns would differ. Its gelu behaves in the same way.
     """
     most, width = _ELEMENTS_OF_ONE_THREAD[activation], gate.shape[1]
     missing = -width % (BYTES_AT_ONCE // gate.element_size())

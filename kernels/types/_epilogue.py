@@ -1,4 +1,4 @@
-"""The input of a linear layer, and what is computed with its product."""
+"""The input of a linear layer, and its epilogue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ GateActivation = Literal["silu", "gelu_tanh"]
 
 
 class Activation(NamedTuple):
-    """The input of a linear layer: in the weight's dtype, or in float8_e4m3fn as multiples of a
+    """The input of a linear layer, in the weight's dtype, or in float8_e4m3fn as multiples of a
     Float8Weight's step.
 
-    deferred: what the product is still to be multiplied by, where the norm before it was applied but for
-    that.
+    deferred: the rest of the preceding norm, by which the product must still be multiplied; None: the norm is
+    complete.
     """
 
     values: torch.Tensor  # [rows, in]
@@ -25,7 +25,7 @@ class Activation(NamedTuple):
 
 
 class NextNorm(NamedTuple):
-    """The root-mean-square norm after a residual addition. unit_offset: it multiplies by 1 + weight."""
+    """The RMSNorm after a residual addition. unit_offset: it multiplies by 1 + weight."""
 
     weight: torch.Tensor  # [out] float
     epsilon: float
@@ -33,11 +33,11 @@ class NextNorm(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """The operations that are computed with a product, in this order.
+    """The operations that follow a product, in this order.
 
-    gate: the function of the first half of the outputs that multiplies the second half, if there is one.
-    next_norm: the sum with the residual, which is changed in place, is multiplied by the norm's weight; the
-    rest is deferred.
+    gate: the activation of the first half of the outputs, which then multiplies the second half. next_norm:
+    the residual is updated in place, and the result is the updated residual times the norm's weight; the rest
+    of the norm is deferred.
     """
 
     bias: torch.Tensor | None = None  # [out] float

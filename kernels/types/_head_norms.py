@@ -8,7 +8,7 @@ import torch
 
 
 class HeadNorms(NamedTuple):
-    """Root-mean-square norms over head_dim. unit_offset: the factor is 1 + weight."""
+    """The weights of the RMSNorms over head_dim. unit_offset: the factor is 1 + weight."""
 
     query: torch.Tensor  # [head_dim] float
     key: torch.Tensor  # [head_dim] float

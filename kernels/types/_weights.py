@@ -8,7 +8,7 @@ import torch
 
 from headway.kernels.types._code_tiles import CHUNKS, OUTPUTS
 
-# Of quantised weights that have an expanded copy, rows that read the codes at most.
+# The most rows that read the codes of a quantised weight with an expanded copy.
 MOST_ROWS_BESIDE_MANY = 64
 
 
@@ -16,8 +16,8 @@ class DenseWeight(NamedTuple):
     """A weight in the model's dtype.
 
     is_batch_invariant: on a GPU a row's result is the same to the last bit among any number of other rows,
-    but in float64. is_library_ordered: of such a weight the library's products have the bits of the project's
-    kernels; it may compute many rows.
+    except in float64. is_library_ordered: the library's products with such a weight have the bits of the
+    project's kernels, so that it may compute many rows.
     """
 
     values: torch.Tensor  # [out, in] float
@@ -26,10 +26,11 @@ class DenseWeight(NamedTuple):
 
 
 class Float8Weight(NamedTuple):
-    """A weight with one scale for all, for inputs in float8 with one scale for all: 4 significant bits each.
+    """A weight in float8 with a per-tensor scale, for inputs in float8 with a per-tensor scale; both have 4
+    significant bits.
 
-    For drafts, which may be wrong. Inputs are float8_e4m3fn already, or are rounded to multiples of `step`
-    first.
+    It serves draft models, which may be wrong. Inputs are float8_e4m3fn already, or they are quantised to
+    multiples of `step` first.
     """
 
     values: torch.Tensor  # [out, in] float8_e4m3fn
@@ -39,30 +40,31 @@ class Float8Weight(NamedTuple):
 
 
 class Int4ScreenedWeight(NamedTuple):
-    """A weight in 4 bits and the exact one, for what mostly asks for the greatest output: drafts.
+    """A weight in 4 bits and in full, for the output layer of drafters, of which mostly the greatest output
+    matters.
 
-    Few rows read the 4 bits and, of outputs that could be the greatest, the exact weight; see
+    Few rows read the 4-bit weight, and the full weight only for outputs that could be the greatest: see
     `screened_linear`. More rows read `many`.
     """
 
     exact: torch.Tensor  # [out, in] float
-    packed: torch.Tensor  # [out, in // 2] int8: of pack_nibbles
-    scales: torch.Tensor  # [out] float32
+    packed: torch.Tensor  # [out, in // 2] int8: from pack_nibbles
+    scales: torch.Tensor  # [out] float32: as in `screened_linear`, and so the next two
     errors: torch.Tensor  # [out] float32
     spreads: torch.Tensor  # [2] float32
     many: DenseWeight | Float8Weight
 
 
 class PackedCpuWeight(NamedTuple):
-    """A float32 weight in oneDNN's layout. Inputs of fewer rows than least_rows are padded: see
+    """A float32 weight in oneDNN's layout. Inputs with fewer than least_rows rows are padded: see
     `packed_linear`."""
 
-    packed: torch.Tensor
+    packed: torch.Tensor  # opaque to PyTorch's other operations
     least_rows: int
 
 
 class IntegerCpuWeight(NamedTuple):
-    """A weight in codes of 4 or 8 bits with a scale of each output and 32 inputs, for inputs in float32: see
+    """A weight in codes of 4 or 8 bits with a scale for each output and 32 inputs, for inputs in float32: see
     `integer_cpu_linear`."""
 
     tiles: torch.Tensor  # [ceil(out / 8), ceil(in / 32), 160 or 272] uint8: scales, minimums, codes
@@ -72,15 +74,16 @@ class IntegerCpuWeight(NamedTuple):
 
 
 class QuantizedWeight(NamedTuple):
-    """A weight of bfloat16 values, each a code, less its zero point, times its scale, in float32 and rounded
-    once. Products have the bits that those with the expanded weight have, in the one order of sums.
+    """A weight of bfloat16 values (code - zero point) * scale, computed in float32 and rounded once. Products
+    have the bits of products with the expanded weight, in the order of sums of `ordered_linear`.
 
-    codes: float8_e4m3fn (8 bits), or integers from 0 to 15, in the order of `pack_codes`, outputs in the
-    order of `paired_outputs` where they are paired. scales: of an output and all its inputs, or of each 128
-    of them, outputs in that order, too; zeros: of integers, likewise, or None for 8. is_library_ordered: of
-    the expanded weight, see DenseWeight. rest: further outputs, which are no codes and follow the others; of
-    a weight that is not paired. many: the expanded weight, by which more than MOST_ROWS_BESIDE_MANY rows
-    multiply; None: it is expanded for a product.
+    codes: float8_e4m3fn (8 bits) or integers from 0 to 15 (4 bits), in the order of `pack_codes`; paired
+    outputs have the order of `paired_outputs`. scales: one for all inputs of an output, or one for each 128
+    of them, in the same order of outputs. zeros: the zero points of integers in the same order; None: all are
+    8. is_library_ordered: see DenseWeight; it concerns the expanded weight. rest: further outputs of an
+    unpaired weight, which are not quantised and follow the others. many: the expanded weight, which
+    multiplies more than MOST_ROWS_BESIDE_MANY rows; None: the weight is expanded for each product of many
+    rows.
     """
 
     codes: torch.Tensor  # [out / 64, in / chunk, 128, 16] uint8
@@ -94,7 +97,7 @@ class QuantizedWeight(NamedTuple):
 
     @property
     def num_coded(self) -> int:
-        """Returns the outputs that are codes."""
+        """Returns the number of quantised outputs."""
         return self.codes.shape[0] * OUTPUTS
 
     @property

@@ -12,6 +12,6 @@ def gated_mul(
     gate_up: torch.Tensor,  # [tokens, 2 * intermediate]: gate, then up
     activation: GateActivation = "silu",
 ) -> torch.Tensor:
-    """[tokens, intermediate]: activation(gate) * up."""
+    """Returns activation(gate) * up, [tokens, intermediate]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gated_product(gate, up, activation)

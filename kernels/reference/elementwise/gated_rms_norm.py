@@ -1,4 +1,4 @@
-"""A root-mean-square norm of each head, times the silu of a gate (PyTorch twin)."""
+"""An RMSNorm of each head, times the SiLU of a gate (PyTorch twin)."""
 
 from __future__ import annotations
 

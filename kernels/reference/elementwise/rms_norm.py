@@ -1,8 +1,8 @@
-"""Root-mean-square norm, alone, after a residual addition, or of what tokens are embedded as (PyTorch twin).
+"""RMSNorm alone, after a residual addition, or of embedded tokens (PyTorch twin).
 
-Statistics are in float32 (float64 for float64). A plain weight multiplies what was rounded to the input's
-dtype; with `unit_offset` the factor (1 + weight) is applied before rounding: the orders the models were
-trained with.
+Statistics are in float32 (float64 for float64). A plain weight multiplies values that were rounded to the
+input's dtype; with `unit_offset` the factor (1 + weight) is applied before rounding. These are the orders
+that the models were trained with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rms_norm(
     step: torch.Tensor | None = None,  # [1] float32; no result is more than 448 of it
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> torch.Tensor:
-    """[tokens, hidden], dtype of x; with a step in float8_e4m3fn, divided by it."""
+    """Returns [tokens, hidden] in x's dtype; with a step, divided by it, in float8_e4m3fn."""
     if x.dtype in (torch.float32, torch.float64):
         factor = 1 + weight if unit_offset else weight
         normed = torch.nn.functional.rms_norm(x, weight.shape, factor, epsilon)
@@ -47,8 +47,8 @@ def add_rms_norm(
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     shares: torch.Tensor | None = None,  # [tokens, slots] float32
 ) -> torch.Tensor:
-    """[tokens, hidden]: the norm of the new residual. With shares what is added is the weighted sum of a
-    token's slots, as `sum_experts` has it."""
+    """Adds x to the residual and returns the norm of the new residual, [tokens, hidden]. With shares the
+    weighted sum of a token's slots is added, as in `sum_experts`."""
     if shares is not None:
         x = sum_experts(x, shares)
     return rms_norm(residual.add_(x), weight, epsilon, unit_offset=unit_offset, step=step)
@@ -65,8 +65,8 @@ def embed_rms_norm(
     step: torch.Tensor | None = None,  # [1] float32, as of `rms_norm`
     out: torch.Tensor | None = None,  # [tokens, hidden]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([tokens, hidden]: the embedded tokens times the scale, likewise: their norm). The scale is rounded to
-    the embedding's type, and so is the product."""
+    """Returns (the embedded tokens times the scale, their norm), [tokens, hidden] each. The scale and the
+    product are rounded to the embedding's dtype."""
     embedded = torch.nn.functional.embedding(token_ids, embedding)
     if scale != 1:
         embedded = embedded * torch.tensor(scale, dtype=embedding.dtype, device=embedding.device)

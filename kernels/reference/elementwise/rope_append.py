@@ -1,5 +1,5 @@
-"""Norm and rotary position embedding of queries and keys, and the keys and values to the paged cache (PyTorch
-twin)."""
+"""RMSNorm and rotary position embedding (RoPE) of queries and keys, and the keys and values to the paged KV
+cache (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rope_append(
     *,
     norms: HeadNorms | None = None,
 ) -> None:
-    """Computes `rms_norm` of each head, turns its first rotary_dim dimensions, dimension i with dimension
+    """Norms each head if norms are given, rotates its first rotary_dim dimensions, dimension i with dimension
     i + rotary_dim / 2, and writes keys and values to their slots of the cache."""
     if norms is not None:
         for heads, weight in ((query, norms.query), (key, norms.key)):
@@ -33,7 +33,7 @@ def rope_append(
 
 
 def _turn(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turns the heads in place: computed in the table's dtype, rounded once."""
+    """Rotates the heads in place, in the table's dtype, and rounds once."""
     first, second = heads.chunk(2, dim=-1)
     if heads.dtype == cos.dtype:
         crossed = first * sin
@@ -52,7 +52,7 @@ def _append(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Writes the slots named and touches no other cell."""
+    """Writes keys and values to their slots; other slots stay as they are."""
     if slot_mapping.numel() > 0 and int(slot_mapping.min()) < 0:
         tokens = (slot_mapping >= 0).nonzero()[:, 0]
         slot_mapping = slot_mapping.index_select(0, tokens)

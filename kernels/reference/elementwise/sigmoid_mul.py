@@ -11,5 +11,5 @@ def sigmoid_mul(
     x: torch.Tensor,  # [tokens, heads, dim], in place
     gate: torch.Tensor,  # [tokens, heads, dim]
 ) -> None:
-    """The sigmoid is computed in float32 (float64 for float64) and rounded before it multiplies."""
+    """Multiplies x by sigmoid(gate), which is computed in float32 (float64 for float64) and then rounded."""
     x.mul_(sigmoid(wide(gate)).to(x.dtype))
