@@ -1,4 +1,4 @@
-"""Tiles of the programs of `expert_linear`, as measured on an H200. None changes a sum."""
+"""The tiles of `expert_linear`, as measured on an H200. No tile changes the order of sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.kernels.types._experts import GROUP, ExpertMatrix
 
 
 class Tile(NamedTuple):
-    """outputs: of a gated product, half of them gates."""
+    """The tile of a program, and its pipeline. outputs: with a gate half of them are gates."""
 
     outputs: int
     inputs: int
@@ -21,10 +21,10 @@ class Tile(NamedTuple):
 
 
 _FLOAT32 = Tile(64, 32, 4, 3)
-# Smaller tiles where larger ones would leave multiprocessors with one program or none.
+# Smaller tiles are used if larger ones would leave fewer than _PROGRAMS_TO_FILL programs per multiprocessor.
 _SMALL, _PROGRAMS_TO_FILL = Tile(64, GROUP, 4, 5), 2
 _FEW, _FEW_ROWS = Tile(128, GROUP, 4, 3), 32
-# Of many rows. Codes are expanded by groups.
+# The tiles of many rows. Codes are expanded in groups.
 _GATED, _PLAIN = Tile(128, 64, 8, 4), Tile(128, 64, 4, 4)
 _GATED_CODES, _PLAIN_CODES = Tile(128, GROUP, 8, 3), Tile(128, GROUP, 4, 3)
 

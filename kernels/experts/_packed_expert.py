@@ -1,4 +1,4 @@
-"""Packs the codes of one expert's weight as the kernel of its products reads them."""
+"""Packs the codes of one expert's weight in the layout that `expert_linear` reads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def pack_expert(
     *,
     bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns values and factors of one expert of an ExpertMatrix; None where no kernel reads such codes: of
-    scales that bfloat16 does not have, or that are not of whole groups of 128 inputs.
+    """Returns (values, factors) of one expert of an ExpertMatrix. Returns None if no kernel reads such codes:
+    bfloat16 does not represent the scales, or a scale does not cover whole groups of 128 inputs.
 
-    A unit of 16 bits has the codes of inputs i and i + 64 of 128, or of i, i + 32, i + 64 and i + 96, the
-    first in the lowest bits.
+    A unit of 16 bits has the codes of inputs i and i + 64 of 128 (8 bits), or of i, i + 32, i + 64 and i + 96
+    (4 bits), the first in the lowest bits.
     """
     outputs, inputs = codes.shape
     groups = inputs // GROUP

@@ -1,4 +1,5 @@
-"""Sorts the pairs of tokens and experts into blocks of one expert each. Knows no products."""
+"""Sorts the pairs of tokens and experts into blocks of one expert each, for the grouped GEMM. Knows no
+products."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._experts import PairBlocks
 
-# Up to that many tokens each pair is a block of its own: experts that two of them chose are read from the L2
-# cache the second time, which takes less than a launch.
+# Up to this number of tokens each pair is a block of its own. An expert that two tokens chose is read from
+# the L2 cache the second time, which takes less time than a launch.
 MOST_UNSORTED = 8
 _ROWS_OF_ONE, _LEAST_ROWS, _MOST_ROWS = 8, 16, 64  # tensor cores multiply no fewer than 8
-# Pairs that one program sorts, and of more pairs those of each.
+# The most pairs that a single program sorts, and its warps; the pairs of each program if there are more.
 _CHUNK, _WARPS, _PART = 8192, 16, 1024
 
 
@@ -35,7 +36,7 @@ def _store_blocks(
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Stores where each block begins and ends, and as cursors where each expert's pairs begin."""
+    """Stores the begin and end of each block, and in the cursors the begin of each expert's pairs."""
     expert, place = tl.arange(0, EXPERTS), tl.arange(0, CHUNK)
     starts = tl.cumsum(counts, 0) - counts
     blocks = (counts + (ROWS - 1)) // ROWS
@@ -55,7 +56,8 @@ def _store_blocks(
 
 @jit
 def _place_pairs(ids: tl.tensor, pair: tl.tensor, order_ptr: tl.tensor, cursor_ptr: tl.tensor) -> None:
-    """Stores each pair at its expert's cursor. They come in any order: each has a row of its own."""
+    """Stores each pair at its expert's cursor. The order does not matter, because each pair has its own
+    row."""
     rank = tl.atomic_add(cursor_ptr + ids, 1, mask=ids >= 0)
     tl.store(order_ptr + rank, pair, mask=ids >= 0)
 
@@ -75,7 +77,7 @@ def _arrange_kernel(
     CHUNK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program, of up to CHUNK pairs. EXPERTS: a power of two."""
+    """A single program sorts up to CHUNK pairs. EXPERTS: a power of two."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -91,7 +93,8 @@ def _arrange_kernel(
 def _count_kernel(
     id_ptr: tl.tensor, cursor_ptr: tl.tensor, num_pairs: tl.tensor, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
 ) -> None:
-    """One program CHUNK pairs. The cursors, which are 0, become the pairs of each expert."""
+    """Each program counts CHUNK pairs. The cursors, zero before, become the number of pairs of each
+    expert."""
     ids = _chosen(id_ptr, tl.program_id(0) * CHUNK + tl.arange(0, CHUNK), num_pairs)
     counts = tl.histogram(ids, EXPERTS, mask=ids >= 0)
     tl.atomic_add(cursor_ptr + tl.arange(0, EXPERTS), counts, mask=counts > 0)
@@ -108,7 +111,7 @@ def _blocks_kernel(
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One program."""
+    """A single program stores the blocks."""
     counts = tl.load(cursor_ptr + tl.arange(0, EXPERTS))
     _store_blocks(counts, expert_ptr, start_ptr, end_ptr, cursor_ptr, num_blocks, ROWS, EXPERTS, CHUNK)
 
@@ -117,14 +120,16 @@ def _blocks_kernel(
 def _place_kernel(
     id_ptr: tl.tensor, order_ptr: tl.tensor, cursor_ptr: tl.tensor, num_pairs: tl.tensor, CHUNK: tl.constexpr
 ) -> None:
-    """One program CHUNK pairs."""
+    """Each program places CHUNK pairs."""
     pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     _place_pairs(_chosen(id_ptr, pair, num_pairs), pair, order_ptr, cursor_ptr)
 
 
 class BlockSizes(NamedTuple):
-    """rows: the most pairs of a block. chunk: pairs that one program sorts; 0: each is a block of its
-    own."""
+    """The sizes of the blocks of pairs.
+
+    rows: the most pairs of a block. chunk: the pairs that one program sorts; 0: each pair is a block.
+    """
 
     rows: int
     num_blocks: int
@@ -132,7 +137,7 @@ class BlockSizes(NamedTuple):
 
 
 def sizes_of_blocks(tokens: int, slots: int, num_experts: int) -> BlockSizes:
-    """Returns how the pairs of that many tokens are best arranged."""
+    """Returns the sizes of the blocks for the pairs of this number of tokens."""
     pairs = tokens * slots
     if tokens <= MOST_UNSORTED:
         return BlockSizes(_ROWS_OF_ONE, pairs, 0)
@@ -144,7 +149,7 @@ def arrange_pairs(
     ids: torch.Tensor,  # [tokens, slots] int32; -1: no expert
     num_experts: int,
 ) -> PairBlocks | None:
-    """Returns the pairs in blocks; None where each is best a block of its own."""
+    """Returns the pairs in blocks; None if each pair is a block of its own."""
     check_dense(ids)
     rows, num_blocks, chunk = sizes_of_blocks(len(ids), ids.shape[1], num_experts)
     if chunk == 0:

@@ -1,4 +1,4 @@
-"""What the experts of a feed-forward compute, with weights of any format."""
+"""The feed-forward of a mixture of experts (MoE), with weights of any format."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def expert_results(
     *,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda inner: inner,
 ) -> torch.Tensor:
-    """Returns [tokens * slots, outputs of down]: down(activation(gate(x)) * up(x)) of each token and each of
-    its experts; anything for pairs without an expert. gather: [tokens * slots, outputs of up] -> the inputs
-    of down, where the weights have a share of all outputs.
+    """Returns down(activation(gate(x)) * up(x)) for each token and each of its experts, [tokens * slots,
+    outputs of down] in x's dtype; the rows of pairs without an expert are undefined.
 
-    Each expert's products are summed and rounded as those of a linear layer, so that a token's results are
-    the same to the last bit among any other tokens. `sum_experts` and `add_rms_norm` add them.
+    gather: maps [tokens * slots, outputs of up] to the inputs of down, for weights that have a rank's share
+    of the outputs. Products are summed and rounded as those of a batch-invariant linear layer, so that a
+    token's results are the same to the last bit among any other tokens. `sum_experts` and `add_rms_norm` add
+    them.
     """
     blocks = arrange_pairs(choice.ids, weights.gate_up.shape[0]) if takes_triton(x) else None
 
@@ -48,8 +49,8 @@ def tokens_of_each_kernel(
     num_slots: int,
     most_tokens: int,
 ) -> list[int]:
-    """Returns numbers of tokens, up to that one, that take every kernel which the number of tokens
-    chooses."""
+    """Returns numbers of tokens, up to most_tokens, that together use every kernel and tile, so that a
+    warm-up compiles all of them; none on a CPU."""
     if not takes_triton(x):
         return []
     fewest: dict[object, int] = {}

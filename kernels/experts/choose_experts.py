@@ -1,4 +1,4 @@
-"""Which experts compute a token, and how their results are weighted."""
+"""The router of a mixture of experts: the experts of each token, and the weights of their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _choose_kernel(
     SLOTS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token. BLOCK: a power of two, of the experts; SLOTS: likewise of the token's."""
+    """Each program routes a token. BLOCK and SLOTS: powers of two for the experts and for a token's slots."""
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     slot = tl.arange(0, SLOTS)
@@ -39,7 +39,7 @@ def _choose_kernel(
     logits = wide(tl.load(row_ptr + expert, mask=expert < experts, other=-float("inf")))
     highest = tl.max(logits, 0)
     chances = tl.exp(logits - highest)
-    # What is not a number is chosen last; padding of the block is never chosen.
+    # NaN is chosen last; the padding of the block is never chosen.
     ranked = tl.where(tl.abs(logits) <= float("inf"), logits, -float("inf"))
     ids = tl.zeros((SLOTS,), tl.int32)
     values = tl.zeros((SLOTS,), logits.dtype)
@@ -70,7 +70,8 @@ def choose_experts(
     rule: ExpertRule,
     slot_mapping: torch.Tensor | None = None,  # [tokens] int64; -1: the token is padding
 ) -> ExpertChoice:
-    """Chooses by logits, weighs by their softmax in float32; weights are rounded to the logits' dtype."""
+    """Returns the experts with the greatest logits; their weights are the softmax of all logits in float32,
+    rounded to the logits' dtype."""
     if not takes_triton(logits):
         return choose_experts_twin(logits, rule, slot_mapping)
     assert logits.stride(1) == 1, logits.stride()

@@ -1,10 +1,10 @@
-"""Products of tokens with the experts that they chose.
+"""The grouped GEMM of a mixture of experts: products of tokens with the experts that they chose.
 
 A program multiplies some outputs of one expert by the pairs of a block. Weights are the first operand, and
-products are added from the first input to the last in one accumulator of float32, as in
-`batch_invariant_linear`: so a pair's result is the same to the last bit in any block. Codes are expanded in
-registers. Units of 16 bits keep the compiler from giving a tensor core other inputs at once than it gets of
-weights that are no codes.
+products are added from the first input to the last in one float32 accumulator, as in
+`batch_invariant_linear`, so that a pair's result is the same to the last bit in any block. Codes are expanded
+in registers. They are packed in units of 16 bits, so that the compiler feeds the tensor cores the same inputs
+at a time as with unquantised weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from headway.kernels.types._experts import GROUP, ExpertMatrix, PairBlocks
 
 @jit
 def _float8_of(units: tl.tensor, factors: tl.tensor) -> Any:
-    """units: [outputs, 64] int16. Returns what their low and their high codes stand for, bfloat16."""
+    """units: [outputs, 64] int16. Returns (the values of the low codes, those of the high codes),
+    bfloat16."""
     scale = factors.to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
     return tl.inline_asm_elementwise(
         "{ .reg .b32 l, h, s, z; shl.b32 l, $2, 4; and.b32 l, l, 0x07f007f0; shl.b32 s, $2, 8;"
@@ -39,7 +40,8 @@ def _float8_of(units: tl.tensor, factors: tl.tensor) -> Any:
 
 @jit
 def _int4_of(units: tl.tensor, factors: tl.tensor) -> Any:
-    """units: [outputs, 32] int16. Returns what their four codes stand for, bfloat16, the lowest first."""
+    """units: [outputs, 32] int16. Returns the values of the four codes of a unit, bfloat16, the lowest
+    first."""
     scale = factors.to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
     shift = (factors >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
     return tl.inline_asm_elementwise(
@@ -79,9 +81,9 @@ def _expert_kernel(
     ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Each program computes OUTPUTS rows of an expert's weight for the pairs of a block. SLOTS: pairs that
-    share a row of x. IS_WHOLE: INPUTS divides the inputs. BITS: of a value; 16: it is no code. UNITS: of 128
-    codes."""
+    """Each program computes OUTPUTS rows of an expert's weight for the pairs of a block. SLOTS: the pairs
+    that share a row of x. IS_WHOLE: the number of inputs is a multiple of INPUTS. BITS: of a weight; 16: it
+    is not quantised. UNITS: the units of 128 codes."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     block = tl.program_id(1)
@@ -161,10 +163,10 @@ def expert_linear(
     ids: torch.Tensor,  # [tokens, slots] int32
     *,
     gate: GateActivation | None = None,
-    blocks: PairBlocks | None = None,  # of these ids, where they are known
+    blocks: PairBlocks | None = None,  # of these ids; None: they are computed here
 ) -> torch.Tensor:
-    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; anything for pairs without an
-    expert."""
+    """Returns [tokens * slots, outputs], or [tokens * slots, outputs / 2] with a gate; the rows of pairs
+    without an expert are undefined."""
     if not takes_triton(x) or x.dtype == torch.float64:
         return expert_linear_twin(x, weight, ids, gate=gate, blocks=blocks)
     experts, rows, inputs = weight.shape

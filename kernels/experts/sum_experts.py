@@ -22,7 +22,7 @@ def _sum_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and BLOCK columns."""
+    """Each program computes BLOCK columns of a token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = column < hidden
@@ -37,7 +37,7 @@ def sum_experts(
     results: torch.Tensor,  # [tokens * slots, hidden] float
     weights: torch.Tensor,  # [tokens, slots] float32
 ) -> torch.Tensor:
-    """Returns [tokens, hidden]: the weighted sum in float32, slot by slot, rounded once."""
+    """Returns the weighted sums, [tokens, hidden], added slot by slot in float32 and rounded once."""
     if not takes_triton(results):
         return sum_experts_twin(results, weights)
     check_dense(results, weights)

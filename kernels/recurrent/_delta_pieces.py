@@ -1,14 +1,14 @@
-"""The chunked form of the gated delta rule in two launches: what pieces need of their own tokens alone, all
-at once; then the pieces of each span one after the other.
+"""The chunked form of the gated delta rule in two launches. The first computes, for all pieces at once, what
+depends on a piece's own tokens only. The second processes the pieces of each span one after the other.
 
-Within a piece token i writes what its value differs by from what the state says then, a triangular system
-over the tokens before it. The first launch inverts the system; the second one applies it. A piece that is not
-full has zeros beyond.
+Within a piece token i writes the difference between its value and what the state predicts then, which is a
+triangular system over the tokens before it. The first launch inverts the system, the second applies it. A
+piece that is not full is padded with zeros.
 
-No product has tiles for Hopper's asynchronous tensor cores (64 rows by four warps): of kernels with several
-such products Triton 3.6 makes code that reads operands before they are there
-(https://github.com/fla-org/flash-linear-attention/pull/988). The first launch has two warps; the second one
-computes transposed, so that its rows are the few dimensions of values.
+No product has tiles for Hopper's asynchronous tensor cores (64 rows by four warps), because Triton 3.6
+compiles kernels with several such products to code that reads operands before they are there
+(https://github.com/fla-org/flash-linear-attention/pull/988). The first launch has two warps; the second
+computes transposed products, whose rows are the few dimensions of values.
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ from headway.kernels.runtime._accumulate import wide
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._delta_rule import DeltaRule, TokenSpans
 
-_MAX_VALUES, _MAX_WIDE_VALUES = 32, 16  # of the state's tile, where 16-bit numbers are multiplied and others
+_MAX_VALUES, _MAX_WIDE_VALUES = 32, 16  # of the state's tile, for products of 16-bit numbers and of others
 _CHUNK = 32  # dimensions of keys at a time
-# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the
-# sum.
+# With fusion each thread would fuse another product with the sum, and threads would disagree about the sum.
 _OPTIONS = {"enable_fp_fusion": False}
 _SYSTEM_OPTIONS = _OPTIONS | {"num_warps": 2, "num_stages": 1}
 _PIECE_OPTIONS = _OPTIONS | {"num_warps": 8}
-_STAGES = 2  # of 16-bit operands; those of float32 fill the shared memory at once
+_STAGES = 2  # for 16-bit operands; float32 operands fill the shared memory with one stage
 
 
 class _Systems(NamedTuple):
-    """What pieces need of their own tokens. Matrices have the dtype in which they are multiplied."""
+    """The results of the first launch. Matrices have the dtype in which they are multiplied."""
 
     inverses: torch.Tensor  # [tokens, V, PIECE]: rows of the inverse of the triangular system
-    seen: torch.Tensor  # [tokens, V, PIECE]: how much of what the piece's tokens write each query sees
-    # [4, tokens, V]: how much is written; the logarithm of what is kept from before the piece; the factors by
-    # which the key gets the length 1, and the query 1 / sqrt(K)
+    seen: torch.Tensor  # [tokens, V, PIECE]: the share of each token's write in the piece that a query reads
+    # [4, tokens, V]: the write gates; the logarithm of the decay since the start of the piece; the factors
+    # that scale the key to length 1, and the query to 1 / sqrt(K)
     numbers: torch.Tensor
 
 
 @jit
 def _operand(value: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """The value as products take it: rounded to bfloat16 if PRECISION is "bf16", else wide."""
+    """Returns the value as an operand: rounded to bfloat16 if PRECISION is "bf16", else wide."""
     return value.to(tl.bfloat16) if PRECISION == "bf16" else wide(value)
 
 
 @jit
 def _dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """a @ b of operands, in float32 or float64."""
+    """Returns a @ b of operands, in float32 or float64."""
     return tl.dot(a, b) if PRECISION == "bf16" else tl.dot(a, b, input_precision=PRECISION)
 
 
 @jit
 def _products(
-    left_ptr: tl.tensor,  # [PIECE] of pointers, to the first of a head's numbers
+    left_ptr: tl.tensor,  # [PIECE] of pointers, to the first number of a head
     right_ptr: tl.tensor,  # [PIECE] of pointers
     is_token: tl.tensor,
     key_dim: tl.tensor,
@@ -66,8 +65,8 @@ def _products(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """[PIECE, PIECE]: the products of each vector on the left with each on the right; [PIECE]: of those on
-    the left with themselves. A few dimensions at a time, for registers are few."""
+    """Returns (the products of each left vector with each right vector, [PIECE, PIECE]; those of the left
+    vectors with themselves, [PIECE]). CHUNK dimensions are loaded at a time to save registers."""
     k = tl.arange(0, CHUNK)
     own = wide(tl.load(left_ptr, mask=is_token, other=0.0)) * 0
     products = own[:, None] + tl.zeros((PIECE, PIECE), own.dtype)
@@ -84,8 +83,8 @@ def _products(
 def _totals(
     gate_ptr: tl.tensor, log: tl.tensor, bias: tl.tensor, is_token: tl.tensor, heads: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """How much each token writes, and the logarithm of what is kept from before the piece up to it, [PIECE]
-    each."""
+    """Returns (the write gate of each token, the logarithm of the decay from the start of the piece to it),
+    [PIECE] each."""
     write = 1 / (1 + tl.exp(-wide(tl.load(gate_ptr, mask=is_token, other=0.0))))
     decay = kept_share(wide(tl.load(gate_ptr + heads, mask=is_token, other=0.0)), log, bias)
     return write, tl.cumsum(tl.where(is_token, decay, 0.0), 0)
@@ -93,7 +92,7 @@ def _totals(
 
 @jit
 def _between(totals: tl.tensor, PIECE: tl.constexpr) -> tl.tensor:
-    """[PIECE, PIECE]: what token i keeps of what token j <= i wrote; 0 for later ones."""
+    """Returns the decay from token j to token i, [PIECE, PIECE]; 0 for j > i."""
     place = tl.arange(0, PIECE)
     difference = totals[:, None] - totals[None, :]
     is_earlier = place[:, None] >= place[None, :]
@@ -126,7 +125,7 @@ def _systems_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a piece and head of values; it looks for the span of its piece."""
+    """Each program computes a piece and a head of values; it searches the span of its piece."""
     piece, head = tl.program_id(0), tl.program_id(1)
     span = tl.arange(0, SPANS)
     has_span = span < num_spans
@@ -192,8 +191,8 @@ def _pieces_kernel(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a span, head of values and VALUES of its dimensions. Tiles of values are [VALUES, PIECE]
-    and [VALUES, KEYS]."""
+    """Each program computes a span, a head of values and VALUES of its dimensions. Tiles of values are
+    [VALUES, PIECE] and [VALUES, KEYS]."""
     span, head = tl.program_id(0), tl.program_id(1)
     length = tl.where(tl.load(generated_ptr + span) != 0, 0, tl.load(length_ptr + span))
     if length > 0:
@@ -205,7 +204,7 @@ def _pieces_kernel(
         is_cell = has_value[:, None] & has_key[None, :]
         tile_ptr = state_ptr + ((state_id * heads + head) * key_dim + k[None, :]) * value_dim + d[:, None]
         tile = tl.load(tile_ptr, mask=is_cell, other=0.0)
-        # Places count from the piece's first token: 32 bits hold them, and registers are few.
+        # Offsets are relative to the piece's first token, so that 32 bits hold them, which saves registers.
         query_at = head // SHARING * key_dim + place[:, None] * mixed_stride + k[None, :]
         cell_at = head * PIECE + place[:, None] * (heads * PIECE) + place[None, :]
         value_at = 2 * query_size + head * value_dim + place[None, :] * mixed_stride + d[:, None]
@@ -255,8 +254,8 @@ def run_pieces(
     check_dense(rule.decay_log, rule.decay_bias, states, state_ids, *spans, out)
     assert mixed.stride(1) == gates.stride(1) == 1, (mixed.stride(), gates.stride())
     heads, num_tokens, num_spans = rule.num_value_heads, len(mixed), len(spans.rows)
-    # 16-bit inputs are multiplied as such, as by flash-linear-attention; float32 in three parts, which
-    # together keep about its precision. The interpreter has no bfloat16.
+    # 16-bit inputs are multiplied as bfloat16, as in flash-linear-attention; float32 inputs in three TF32
+    # parts, which together have about its precision. The interpreter has no bfloat16.
     precision = "ieee" if states.dtype == torch.float64 else "tf32x3"
     if mixed.dtype.itemsize == 2 and mixed.is_cuda:
         precision = "bf16"

@@ -1,8 +1,8 @@
-"""The gated delta rule token by token: one kernel for windows of rounds and for chunks of generated tokens,
-so that both have the same bits.
+"""The gated delta rule token by token. One kernel computes the windows of rounds and chunks of generated
+tokens, so that both have the same bits.
 
-A program holds a tile of one head's state in registers: all K dimensions of keys, some of the D dimensions of
-values.
+A program holds a tile of one head's state in registers: all K dimensions of keys and some of the D dimensions
+of values.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit, jit_once_for, power_of_two, tl
 from headway.kernels.types._delta_rule import DeltaRule, DeltaState, TokenSpans
 
-# Each thread would fuse a product of its own with the sums of others, and threads would disagree about the
-# sum.
+# With fusion each thread would fuse another product with the sum, and threads would disagree about the sum.
 _OPTIONS = {"enable_fp_fusion": False}
 _MAX_VALUES = 32  # of a tile: 128 x 32 float32 are 32 registers of each of 128 threads
 
 
 @jit
 def unit(vector: tl.tensor) -> tl.tensor:
-    """[K] in float32 or float64, divided by its length."""
+    """Returns the vector, [K] in float32 or float64, divided by its length."""
     return vector * tl.rsqrt(tl.sum(vector * vector, 0) + 1e-6)
 
 
 @jit
 def kept_share(decay: tl.tensor, log: tl.tensor, bias: tl.tensor) -> tl.tensor:
-    """The logarithm of what a state keeps: -exp(log) * softplus(decay + bias)."""
+    """Returns the logarithm of the decay of a state, -exp(log) * softplus(decay + bias)."""
     value = decay + bias
     small = tl.exp(-tl.abs(value))
-    # log1p: what 1 + small rounds away is made up for.
+    # log1p: the quotient corrects what 1 + small rounds away.
     sum_ = 1 + small
     log1p = tl.where(sum_ == 1, small, tl.log(sum_) * small / tl.where(sum_ == 1, 1.0, sum_ - 1))
     return -tl.exp(log) * (tl.maximum(value, 0.0) + log1p)
@@ -47,8 +46,8 @@ def _stepped(
     has_key: tl.tensor,
     has_value: tl.tensor,
 ) -> tl.tensor:
-    """The tile after one token. write, decay: what the gates' projections gave, in the tile's dtype; decay is
-    complete."""
+    """Returns the tile after one token. write: the input of the write gate. decay: the result of
+    `kept_share`. Both have the tile's dtype."""
     key = unit(wide(tl.load(key_ptr, mask=has_key, other=0.0)))
     value = wide(tl.load(value_ptr, mask=has_value, other=0.0))
     kept = tile * tl.exp(decay)
@@ -57,7 +56,7 @@ def _stepped(
     return tl.fma(key[:, None], change[None, :], kept)
 
 
-# Neither the depth nor the place of numbers may compile another kernel: it could add in another order.
+# Neither the depth nor the alignment of numbers may compile another kernel, which could sum in another order.
 @jit_once_for(
     "gate_ptr", "id_ptr", "row_ptr", "first_ptr", "length_ptr", "generated_ptr", "count_ptr", "width", "max_width"
 )  # fmt: skip
@@ -91,7 +90,7 @@ def _steps_kernel(
     VALUES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a row (or span), head of values and VALUES of its dimensions."""
+    """Each program computes a row (or span), a head of values and VALUES of its dimensions."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     k, d = tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     has_key, has_value = k < key_dim, d < value_dim
@@ -144,7 +143,7 @@ def run_steps(
     out: torch.Tensor,  # [tokens, V, D]
     spans: TokenSpans | None = None,
 ) -> None:
-    """Launches the kernel for windows or, where spans are given, for those that are generated."""
+    """Launches the kernel for windows or, if spans are given, for the generated ones."""
     check_dense(rule.decay_log, rule.decay_bias, *state, state_ids, out)
     assert mixed.stride(1) == gates.stride(1) == 1, (mixed.stride(), gates.stride())
     num_rows = len(state_ids) if spans is None else len(spans.rows)

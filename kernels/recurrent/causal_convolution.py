@@ -1,5 +1,4 @@
-"""A causal convolution of each channel by itself, with silu after it: of windows of a round, and of chunks of
-prompts."""
+"""A depthwise causal convolution followed by SiLU, for the windows of a round and for chunks of prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from headway.kernels.runtime._triton import (
 from headway.kernels.types._delta_rule import TokenSpans
 
 _CHANNELS = 512
-# Of a prompt a program computes some tokens, so that it reads weights once for all of them.
+# A program computes several tokens of a prompt, so that it reads the weights once for all of them.
 _CHUNK_TOKENS, _CHUNK_CHANNELS = 8, 128
 
 
@@ -35,8 +34,9 @@ def _input(
     is_inside: tl.tensor,
     TAPS: tl.constexpr,
 ) -> tl.tensor:
-    """The input at a place of a span or window, or one of those before it, of each channel. x_ptr: of its
-    first token. Places may be a column, [n, 1], and what belongs to them [n, channels]."""
+    """Returns the input of each channel at a token of a span or window, or at an earlier one if place is
+    negative. x_ptr points to the first token. place may be a column, [n, 1]; then the rest is [n,
+    channels]."""
     at = tl.maximum(place, 0).to(tl.int64)
     own = tl.load(x_ptr + at * x_stride, mask=is_inside & (place >= 0), other=0.0)
     before = tl.load(
@@ -55,7 +55,7 @@ def _convolved(
     is_inside: tl.tensor,
     TAPS: tl.constexpr,
 ) -> tl.tensor:
-    """The result at a place, in float32 or float64, summed from the oldest tap to the newest."""
+    """Returns the result at a token, in float32 or float64, summed from the oldest tap to the newest."""
     value = _input(x_ptr, state_ptr, place - (TAPS - 1), x_stride, is_inside, TAPS)
     total = wide(value) * wide(tl.load(weight_ptr, mask=is_inside, other=0.0))
     for tap in tl.static_range(1, TAPS):
@@ -81,7 +81,7 @@ def _windows_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and BLOCK channels."""
+    """Each program computes BLOCK channels of a token."""
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = channel < channels
@@ -120,7 +120,7 @@ def _chunks_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program TOKENS tokens and BLOCK channels; it looks for the spans of its tokens."""
+    """Each program computes BLOCK channels of TOKENS tokens; it searches the spans of its tokens."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     channel = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     is_channel = channel < channels
@@ -158,8 +158,8 @@ def _last_inputs_kernel(
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a span and BLOCK channels, from the oldest input on: what a place of the state gets stands
-    after it, where nothing was written yet."""
+    """Each program stores the last inputs of a span for BLOCK channels, the oldest first: an entry of the
+    state is read from a later entry, which has not been overwritten yet."""
     span = tl.program_id(0)
     length = tl.load(length_ptr + span)
     if length > 0:
@@ -180,7 +180,7 @@ def convolve_windows(
     windows: torch.Tensor,  # [entries, max_width, channels, taps - 1], written: the inputs up to each token of the window
     state_ids: torch.Tensor,  # [rows] int64
 ) -> torch.Tensor:
-    """Returns [rows * width, channels]. The states stay as they are."""
+    """Returns [rows * width, channels]. The states are not changed."""
     if not takes_triton(x):
         return convolve_windows_twin(x, weight, states, windows, state_ids)
     check_dense(weight, states, windows, state_ids)
@@ -204,7 +204,7 @@ def convolve_chunks(
     state_ids: torch.Tensor,  # [rows of the table] int64
     spans: TokenSpans,
 ) -> torch.Tensor:
-    """Returns [tokens, channels], of tokens in no span anything."""
+    """Returns [tokens, channels]; the rows of tokens in no span are undefined."""
     if not takes_triton(x):
         return convolve_chunks_twin(x, weight, states, state_ids, spans)
     check_dense(weight, states, state_ids, *spans)
@@ -221,7 +221,7 @@ def convolve_chunks(
             x, weight, states, *where, out, num_spans, channels, x.stride(0), len(x),
             TAPS=taps, SPANS=searched_spans(state_ids, spans), TOKENS=_CHUNK_TOKENS, BLOCK=wide, OVERLAPS=overlaps, **launch,
         )  # fmt: skip
-        # A launch of its own: tokens at a span's begin read what it overwrites.
+        # This is another launch, because the first tokens of a span read what it overwrites.
         _last_inputs_kernel[(num_spans, blocks_of(channels, block))](
             x, states, *where, channels, x.stride(0), TAPS=taps, BLOCK=block
         )

@@ -1,4 +1,4 @@
-"""The gated delta rule over chunks: of prompts in the chunked form, of generated tokens step by step."""
+"""The gated delta rule over chunks: the chunked form for prompts, token by token for generated tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def delta_chunks(
     *,
     piece_size: int,
 ) -> None:
-    """Brings the states of the spans' rows forward, and writes the results of their tokens."""
+    """Advances the states of the spans' rows, and writes the results of their tokens."""
     if not takes_triton(mixed):
         delta_chunks_twin(mixed, gates, rule, states, state_ids, spans, out, piece_size=piece_size)
         return

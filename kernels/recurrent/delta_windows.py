@@ -30,7 +30,7 @@ def _keep_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token and BLOCK of its keys, values and gates."""
+    """Each program copies BLOCK keys, values and gates of a token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if OVERLAPS:
@@ -53,15 +53,15 @@ def delta_windows(
     state_ids: torch.Tensor,  # [rows] int64
     out: torch.Tensor,  # [rows * width, V, D], written
 ) -> None:
-    """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this
-    window, whose results it writes. The state before the window is what `state.states` holds then."""
+    """Advances each row's state by the accepted tokens of its last window, writes the results of this window,
+    and stores its inputs for the next call. `state.states` then holds the state before this window."""
     if not takes_triton(mixed):
         delta_windows_twin(mixed, gates, rule, state, state_ids, out)
         return
     if len(mixed) == 0:
         return
     run_steps(mixed, gates, rule, state, state_ids, out)
-    # A launch of its own: the programs of all heads read what it overwrites.
+    # This is another launch, because the programs of all heads read what it overwrites.
     overlaps, launch = overlap(mixed.device)
     kept_size, num_gates = state.mixed.shape[2], gates.shape[1]
     _keep_kernel[(len(mixed), blocks_of(kept_size + num_gates, _BLOCK))](

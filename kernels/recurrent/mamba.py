@@ -1,4 +1,4 @@
-"""Puts recurrent states back to where the last accepted token left them."""
+"""Restores recurrent states to those after the last accepted token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.kernels.reference.recurrent.mamba import (
 from headway.kernels.runtime._triton import blocks_of, check_dense, falls_back_to, jit, power_of_two, tl
 
 _BLOCK = 1024
-# States are copied as bits, so that every dtype is.
+# States are copied as integers, so that every dtype works.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -29,7 +29,7 @@ def _copy_kernel(
     to_slot_stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a row, layer and BLOCK elements of the state."""
+    """Each program copies BLOCK elements of the state of a row and layer."""
     row, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
     if tl.load(prefill_ptr + row) == 0:
         slot = tl.load(slot_ptr + row).to(tl.int64)
@@ -52,7 +52,7 @@ def mamba_state_selective_copy(
     accepted_counts: torch.Tensor,  # [N] integer: drafts accepted
     num_layers: int,
 ) -> None:
-    """current[l, slot] = intermediate[l, slot, accepted] for the decode rows; slots are distinct."""
+    """Sets current[l, slot] = intermediate[l, slot, accepted] for the decode rows. Slots are distinct."""
     check_dense(prefill_status, state_idx, accepted_counts)
     rows, size = prefill_status.numel(), current_states[0, 0].numel()
     assert intermediate_states[0, 0, 0].is_contiguous(), intermediate_states.stride()

@@ -1,4 +1,4 @@
-"""The values of a mixture of experts: how tokens choose, what they chose, and the experts' weights."""
+"""The value types of a mixture of experts (MoE): the routing rule, its result, and the experts' weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 from headway.kernels.types._weights import IntegerCpuWeight
 
 GROUP = 128  # inputs that share the scale of an output
-# Scales of float8 are kept that many times larger: then a code's bits, put where bfloat16 has exponent and
-# mantissa, are the code's value by that power less. Integers are put into the mantissa of CODE_SHIFT.
+# The bits of a float8 code, at the boundary of exponent and mantissa of bfloat16, are the code's value
+# divided by FLOAT8_SCALE, so that its scale is stored times FLOAT8_SCALE. Integers are put into the mantissa
+# of CODE_SHIFT.
 FLOAT8_SCALE, CODE_SHIFT = 2.0**120, 128.0
 
 
 class ExpertRule(NamedTuple):
-    """How a token chooses: the top_k experts of the softmax over all of them, of equal ones the lower.
+    """The routing rule: a token chooses the top_k experts of the softmax over all of them; of equal ones the
+    lower id wins.
 
-    normalises: their weights are divided by their sum. has_shared: one expert more, the last, is chosen by
-    every token, in its last slot; its weight is the sigmoid of the last logit.
+    normalises: the weights of the chosen experts are divided by their sum. has_shared: every token also
+    chooses a shared expert, the last, in its last slot; its weight is the sigmoid of the last logit.
     """
 
     top_k: int
@@ -27,28 +29,27 @@ class ExpertRule(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        """The experts of a token."""
+        """Returns the number of experts of a token."""
         return self.top_k + self.has_shared
 
 
 class ExpertChoice(NamedTuple):
     """The experts of each token, in the order in which their results are added."""
 
-    ids: torch.Tensor  # [tokens, slots] int32; -1: of a token that is padding
+    ids: torch.Tensor  # [tokens, slots] int32; -1: the token is padding
     weights: torch.Tensor  # [tokens, slots] float32, values of the logits' dtype
 
 
 class ExpertMatrix(NamedTuple):
-    """The weights of one product, of all experts: as they are, or codes of `pack_expert`, which stand for
-    bfloat16 values.
+    """The weights of one product for all experts: unquantised, or codes of `pack_expert` for bfloat16 values.
 
-    factors: of an output and 128 inputs, in the low half the bits of the scale, of float8 times 2 ** 120, and
-    in the high half, of integers, those of -(128 + zero point).
+    factors: for each output and 128 inputs the bits of the scale in bfloat16 in the low half (for float8
+    codes times 2 ** 120), and for integer codes those of -(128 + zero point) in the high half.
     """
 
     values: torch.Tensor  # [experts, outputs, inputs] float, or [experts, outputs, inputs * bits / 16] int16
     factors: torch.Tensor | None = None  # [experts, inputs / 128, outputs] int32
-    bits: int = 16  # of a value; 8: float8_e4m3fn, 4: integers from 0 to 15
+    bits: int = 16  # of a weight; 8: float8_e4m3fn, 4: integers from 0 to 15, else unquantised
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -62,18 +63,18 @@ class ExpertMatrix(NamedTuple):
 
     @property
     def dense(self) -> torch.Tensor | None:
-        """Returns the weights as they are, [experts, outputs, inputs]; None for codes."""
+        """Returns the unquantised weights, [experts, outputs, inputs]; None for codes."""
         return self.values if self.factors is None else None
 
 
 class IntegerCpuExperts(NamedTuple):
-    """The weights of one product, of all experts, for `integer_cpu_linear`."""
+    """The weights of one product for all experts, for `integer_cpu_linear`."""
 
     experts: tuple[IntegerCpuWeight, ...]  # of one shape and number of bits
 
     @property
     def dense(self) -> None:
-        """See ExpertMatrix."""
+        """Returns None: see ExpertMatrix."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -90,8 +91,8 @@ class IntegerCpuExperts(NamedTuple):
 
 
 class ExpertWeights(NamedTuple):
-    """The weights of all experts of a feed-forward. gate_up: [experts, 2 * inner, hidden], of an expert all
-    gates, then all of up; down: [experts, hidden, inner]."""
+    """The weights of all experts of a feed-forward. gate_up: [experts, 2 * inner, hidden], for each expert
+    its gate, then its up; down: [experts, hidden, inner]."""
 
     gate_up: ExpertMatrix | IntegerCpuExperts
     down: ExpertMatrix | IntegerCpuExperts
@@ -100,7 +101,7 @@ class ExpertWeights(NamedTuple):
 class PairBlocks(NamedTuple):
     """The pairs of a token and a slot, sorted by their experts and cut into blocks of one expert each.
 
-    Pair token * slots + slot; pairs without an expert stand in no block.
+    A pair's number is token * slots + slot. Pairs without an expert are in no block.
     """
 
     order: torch.Tensor  # [pairs] int32: the pairs of the first block, then those of the next

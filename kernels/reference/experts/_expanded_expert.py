@@ -1,4 +1,4 @@
-"""The weight of one expert, as a linear layer has it."""
+"""The weight of one expert, expanded to the weight of a linear layer."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ def expanded_expert(weight: ExpertMatrix, expert: int) -> torch.Tensor:
 
 
 def _by_input(bits: torch.Tensor) -> torch.Tensor:
-    """[groups, outputs] int32, bits of bfloat16 -> [outputs, inputs] float32."""
+    """Returns the values of bfloat16 bits, [groups, outputs] int32, for each input, [outputs, inputs]
+    float32."""
     return bits.to(torch.int16).view(torch.bfloat16).float().T.repeat_interleave(GROUP, 1)

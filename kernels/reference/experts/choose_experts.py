@@ -1,4 +1,5 @@
-"""Which experts compute a token, and how their results are weighted (PyTorch twin)."""
+"""The router of a mixture of experts: the experts of each token, and the weights of their results (PyTorch
+twin)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ def choose_experts(
     rule: ExpertRule,
     slot_mapping: torch.Tensor | None = None,  # [tokens] int64; -1: the token is padding
 ) -> ExpertChoice:
-    """Chooses by logits, weighs by their softmax in float32; weights are rounded to the logits' dtype."""
+    """Returns the experts with the greatest logits; their weights are the softmax of all logits in float32,
+    rounded to the logits' dtype."""
     values = wide(logits)
     routed = values[:, :-1] if rule.has_shared else values
     ranked = routed.nan_to_num(-torch.inf, torch.inf, -torch.inf)
     # A stable sort leaves equal logits in the order of the experts.
     ids = ranked.sort(dim=1, descending=True, stable=True).indices[:, : rule.top_k]
-    # By torch's softmax a row's bits could depend on how many rows there are.
+    # With torch's softmax the bits of a row could depend on the number of rows.
     chances = torch.exp(routed - routed.amax(1, keepdim=True))
     weights = chances.gather(1, ids)
     total = weights if rule.normalises else chances

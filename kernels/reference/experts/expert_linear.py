@@ -17,10 +17,10 @@ def expert_linear(
     ids: torch.Tensor,  # [tokens, slots] int32
     *,
     gate: GateActivation | None = None,
-    blocks: PairBlocks | None = None,  # of these ids, where they are known
+    blocks: PairBlocks | None = None,  # not used
 ) -> torch.Tensor:
-    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; anything for pairs without an
-    expert."""
+    """Returns [tokens * slots, outputs], or [tokens * slots, outputs / 2] with a gate; the rows of pairs
+    without an expert are undefined."""
     outputs = weight.shape[1] if gate is None else weight.shape[1] // 2
     out = x.new_zeros(ids.numel(), outputs)
     chosen, slots = ids.flatten(), ids.numel() // max(len(x), 1)

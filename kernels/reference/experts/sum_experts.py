@@ -11,7 +11,7 @@ def sum_experts(
     results: torch.Tensor,  # [tokens * slots, hidden] float
     weights: torch.Tensor,  # [tokens, slots] float32
 ) -> torch.Tensor:
-    """Returns [tokens, hidden]: the weighted sum in float32, slot by slot, rounded once."""
+    """Returns the weighted sums, [tokens, hidden], added slot by slot in float32 and rounded once."""
     tokens, slots = weights.shape
     by_slot = wide(results).view(tokens, slots, results.shape[1])
     total = by_slot[:, 0] * weights[:, :1]

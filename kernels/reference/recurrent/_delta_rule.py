@@ -1,4 +1,4 @@
-"""The gated delta rule: what is common to windows and chunks, and one step of the recurrence (PyTorch
+"""The parts of the gated delta rule that windows and chunks share, and one step of the recurrence (PyTorch
 twin)."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gates_of(
     gates: torch.Tensor,  # [..., 2 * V]
     rule: DeltaRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns how much of a value is written and the logarithm of what the state keeps, [..., V] each."""
+    """Returns (the write gates, the logarithms of the decay), [..., V] each."""
     write, decay = wide(gates).chunk(2, dim=-1)
     return sigmoid(write), -rule.decay_log.exp() * softplus(decay + rule.decay_bias)
 

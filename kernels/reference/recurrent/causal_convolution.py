@@ -1,5 +1,5 @@
-"""A causal convolution of each channel by itself, with silu after it: of windows of a round, and of chunks of
-prompts (PyTorch twin).
+"""A depthwise causal convolution followed by SiLU, for the windows of a round and for chunks of prompts
+(PyTorch twin).
 
 Sums are in float32 (float64 for float64), from the oldest tap to the newest.
 """
@@ -19,7 +19,7 @@ def convolve_windows(
     windows: torch.Tensor,  # [entries, max_width, channels, taps - 1], written: the inputs up to each token of the window
     state_ids: torch.Tensor,  # [rows] int64
 ) -> torch.Tensor:
-    """Returns [rows * width, channels]. The states stay as they are."""
+    """Returns [rows * width, channels]. The states are not changed."""
     num_rows = len(state_ids)
     if num_rows == 0:
         return x.clone()
@@ -37,7 +37,7 @@ def convolve_chunks(
     state_ids: torch.Tensor,  # [rows of the table] int64
     spans: TokenSpans,
 ) -> torch.Tensor:
-    """Returns [tokens, channels], of tokens in no span anything."""
+    """Returns [tokens, channels]; the rows of tokens in no span are undefined."""
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     spanned = zip(spans.rows.tolist(), spans.first_tokens.tolist(), spans.lengths.tolist(), strict=True)
     for row, first, length in spanned:

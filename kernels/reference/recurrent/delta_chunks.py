@@ -1,9 +1,9 @@
-"""The gated delta rule over chunks: of prompts in the chunked form, of generated tokens step by step (PyTorch
-twin).
+"""The gated delta rule over chunks: the chunked form for prompts, token by token for generated tokens
+(PyTorch twin).
 
 The chunked form (arXiv:2412.06464, section 3.3) turns the recurrence over 64 tokens into matrix products. Its
-pieces begin at the span's first token; a piece that is not full is filled up with tokens that change nothing,
-so that all have one shape and a token's bits depend on neither what follows it nor how long the span is.
+pieces begin at the span's first token. A piece that is not full is padded with tokens that change nothing, so
+that all pieces have one shape and a token's bits depend neither on later tokens nor on the span's length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def delta_chunks(
     *,
     piece_size: int,
 ) -> None:
-    """Brings the states of the spans' rows forward, and writes the results of their tokens."""
+    """Advances the states of the spans' rows, and writes the results of their tokens."""
     numbers = zip(*(column.tolist() for column in spans), strict=True)
     for row, first, length, is_generated in numbers:
         if length > 0:
@@ -71,15 +71,15 @@ def _piece(
     )
     writes, decays = (pad(x, (0, 0, 0, missing)).T.contiguous() for x in (writes, decays))
 
-    # total[i] is the logarithm of what is kept from before the piece up to token i, between[i, j] what is
-    # kept from token j on.
+    # total[i] is the logarithm of the decay from the start of the piece to token i, between[i, j] the decay
+    # from token j to token i.
     total = decays.cumsum(1)
     is_later = torch.ones(size, size, dtype=torch.bool, device=mixed.device).triu(1)
     between = (total[:, :, None] - total[:, None, :]).masked_fill(is_later, -torch.inf).exp()
     from_start = total.exp()[..., None]
     written = keys * writes[..., None]
-    # Token i writes what its value differs by from what the state says then: a triangular system over the
-    # tokens before it.
+    # Token i writes the difference between its value and what the state predicts then: a triangular system
+    # over the tokens before it.
     system = (written @ keys.transpose(1, 2)) * between
     changes = torch.linalg.solve_triangular(
         system, values * writes[..., None], upper=False, unitriangular=True

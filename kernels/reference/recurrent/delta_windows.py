@@ -1,7 +1,7 @@
 """The gated delta rule over the windows of a round, token by token (PyTorch twin).
 
-A row's bits do not depend on the other rows, nor on how its tokens are spread over windows: every token is
-one step.
+A row's bits depend neither on the other rows nor on the division of its tokens into windows, because every
+token is one step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def delta_windows(
     state_ids: torch.Tensor,  # [rows] int64
     out: torch.Tensor,  # [rows * width, V, D], written
 ) -> None:
-    """Brings each row's state forward by the tokens of its last window that have stayed, and keeps this
-    window, whose results it writes. The state before the window is what `state.states` holds then."""
+    """Advances each row's state by the accepted tokens of its last window, writes the results of this window,
+    and stores its inputs for the next call. `state.states` then holds the state before this window."""
     num_rows, max_width = len(state_ids), state.mixed.shape[1]
     if num_rows == 0:
         return

@@ -1,4 +1,4 @@
-"""Puts recurrent states back to where the last accepted token left them (PyTorch twin)."""
+"""Restores recurrent states to those after the last accepted token (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def mamba_state_selective_copy(
     accepted_counts: torch.Tensor,  # [N] integer: drafts accepted
     num_layers: int,
 ) -> None:
-    """current[l, slot] = intermediate[l, slot, accepted] for the decode rows; slots are distinct."""
+    """Sets current[l, slot] = intermediate[l, slot, accepted] for the decode rows. Slots are distinct."""
     rows = (prefill_status.view(-1) == 0).nonzero()[:, 0]
     slots = state_idx.view(-1)[rows].long()
     places = accepted_counts.view(-1)[rows].long()
