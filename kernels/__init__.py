@@ -1,6 +1,6 @@
-"""The operations on the accelerator: each is one file, with a PyTorch twin in `reference`.
+"""The operations on tensors: each is one file, with a PyTorch twin in `reference`.
 
-CUDA tensors run through Triton, CPU tensors through the twin. The kernels know tensors only, no requests or
+CUDA tensors are computed by Triton, CPU tensors by the twin. The kernels know tensors only, no requests or
 models.
 
 A decode round launches `verify_and_rewind` on the GPU; it and the separate operations

@@ -1,4 +1,4 @@
-"""The PyTorch twins: what the CPU runs, and the oracle of the Triton kernels."""
+"""The PyTorch twins: they run on the CPU, and they are the oracle of the Triton kernels."""
 
 from headway.kernels.reference.attention.paged_attention import paged_attention
 from headway.kernels.reference.attention.prefill_attention import prefill_attention

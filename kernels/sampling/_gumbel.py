@@ -7,9 +7,11 @@ from headway.kernels.runtime._triton import jit, tl
 
 @jit
 def gumbel_of_words(words: tl.tensor) -> tl.tensor:
-    """words: uint32. Noise -log(E) with E = -log(1 - v), v = (word + 0.5) / 2**32 below 1."""
+    """words: uint32. Returns the noise -log(E) with E = -log(1 - v), where v = (word + 0.5) / 2**32 is below
+    1."""
     v = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1 - 5.9604644775390625e-08)
-    # The fast logarithm has an absolute error of 2**-22, too much near 1: there 2 atanh(v / (2 - v)).
+    # The fast logarithm has an absolute error of 2**-22, which is too much near 1: 2 atanh(v / (2 - v)) is
+    # used.
     s = v / (2 - v)
     square = s * s
     series = square * (1 / 9 + square * (1 / 11 + square * (1 / 13 + square * (1 / 15))))
@@ -19,7 +21,7 @@ def gumbel_of_words(words: tl.tensor) -> tl.tensor:
 
 @jit
 def noise_of_groups(seed: tl.tensor, position: tl.tensor, group: tl.tensor) -> tl.tensor:
-    """[..., 2, 2] float32 for the ids 4 * group .. 4 * group + 3, in order."""
+    """Returns the noise of the ids 4 * group .. 4 * group + 3 in order, [..., 2, 2] float32."""
     group = group.to(tl.uint32)
     zero = group & 0
     low, high = zero + (position & 0xFFFFFFFF).to(tl.uint32), zero + (position >> 32).to(tl.uint32)
@@ -29,7 +31,7 @@ def noise_of_groups(seed: tl.tensor, position: tl.tensor, group: tl.tensor) -> t
 
 @jit
 def noise_of_ids(seed: tl.tensor, position: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """float32 for each vocabulary id."""
+    """Returns the noise of each vocabulary id, float32."""
     group = (ids // 4).to(tl.uint32)
     zero = group & 0
     low, high = zero + (position & 0xFFFFFFFF).to(tl.uint32), zero + (position >> 32).to(tl.uint32)

@@ -1,8 +1,8 @@
-"""The best token of those that top-k and, of these, top-p and min-p keep, without sorting.
+"""Samples with top-k, and then top-p and min-p, without sorting.
 
-Knows the logits of one line and, of each run of RUN tokens, the highest logit. From these follows which runs
-can hold kept tokens; thresholds are searched among the tokens gathered from there, or, where these are more
-than FEW, among the whole vocabulary.
+The inputs are the logits of one position and the highest logit of each run of RUN tokens, which shows the
+runs that can contain kept tokens. Thresholds are searched among the tokens gathered from these runs, or among
+the whole vocabulary if they are more than FEW.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from headway.kernels.sampling._gumbel import noise_of_ids
 
 @jit
 def key_of(value: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:
-    """int32 with the order of the float32 values, whose last SHIFT bits are zeros; both zeros are one."""
+    """Returns int32 keys in the order of the float32 values, whose last SHIFT bits are zeros. Both zeros have
+    the same key."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @jit
 def _bound_of_runs(
-    key: tl.tensor,  # [runs] int32: of each run's highest logit
+    key: tl.tensor,  # [runs] int32: the key of each run's highest logit
     low: tl.tensor,
     high: tl.tensor,
     top_k: tl.tensor,
 ) -> tl.tensor:
-    """A key between low and high: top_k runs or more reach it and, where keys allow, not many more."""
+    """Returns a key between low and high that top_k runs or more reach, and not many more if keys allow
+    it."""
     is_near = low > high
     while (low < high) & (is_near == 0):
         middle = (low | high) - ((low ^ high) >> 1)
@@ -39,7 +41,7 @@ def _bound_of_runs(
 
 @jit
 def list_runs(list_ptr: tl.tensor, is_listed: tl.tensor, RUNS: tl.constexpr) -> tl.tensor:
-    """Writes which of [RUNS] runs are listed, in order; how many."""
+    """Writes the indices of the listed runs in order; returns their number."""
     slot = tl.cumsum(is_listed.to(tl.int32), 0) - 1
     tl.store(list_ptr + slot, tl.arange(0, RUNS), mask=is_listed)
     tl.debug_barrier()
@@ -61,7 +63,7 @@ def _gather(
     LISTED: tl.constexpr,
     FEW: tl.constexpr,
 ) -> tl.tensor:
-    """Returns how many tokens have keys of `least` or more; writes the first FEW of them, in order."""
+    """Returns the number of tokens with keys of at least `least`; writes the first FEW of them in order."""
     listed = list_runs(list_ptr, key >= least, RUNS)
     size = tl.full((), 0, tl.int32)
     for first in range(0, listed, LISTED):
@@ -92,7 +94,7 @@ def _found_from(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Returns how many tokens have keys of `least` or more, or the mass of these."""
+    """Returns the number of tokens with keys of at least `least`, or their probability mass."""
     found = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -117,7 +119,8 @@ def _least_kept_key(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The least key, `low` or more, above which less than `limit` is found, tokens or mass."""
+    """Returns the smallest key, from `low` on, above which there are fewer tokens, or less mass, than
+    `limit`."""
     high = key_of(highest, SHIFT)
     while low < high:
         middle = (low & high) + ((low ^ high) >> 1)
@@ -142,8 +145,7 @@ def _best_of_pairs(
     SHIFT: tl.constexpr,
     PAIRED: tl.constexpr,
 ) -> tl.tensor:
-    """Returns what `_best_kept` does, for up to PAIRED tokens: each is compared with each, nothing is
-    searched."""
+    """Returns what `_best_kept` returns, for up to PAIRED tokens, by comparing each token with each."""
     index = tl.arange(0, PAIRED)
     value = tl.load(value_ptr + index, mask=index < size, other=-float("inf"))
     token = tl.load(id_ptr + index, mask=index < size, other=2**31 - 1)
@@ -180,7 +182,8 @@ def _best_kept(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The token with the best noisy score of those that the filters keep; all have keys of `low` or more."""
+    """Returns the token with the best noisy score among those that the filters keep, which all have keys of
+    at least `low`."""
     limit = top_k.to(tl.float32)
     least = _least_kept_key(value_ptr, size, highest, temperature, low, limit, False, SHIFT, BLOCK)
     if top_p < 1:
@@ -228,11 +231,10 @@ def pick_kept(
     PAIRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The token picked in one line.
+    """Returns the token sampled at one position.
 
-    Of k runs, where top-k keeps k tokens, the least of the highest logits is no more than the k-th largest
-    logit: all that top-k keeps lies in runs whose highest logit reaches it. Masked tokens, -inf, are never
-    gathered.
+    For k runs the smallest of their highest logits is at most the k-th largest logit, so that all tokens that
+    top-k keeps are in runs whose highest logit reaches that bound. Masked tokens (-inf) are never gathered.
     """
     run = tl.arange(0, RUNS)
     key = key_of(tl.load(top_ptr + run, mask=run < runs, other=-float("inf")), SHIFT)

@@ -1,11 +1,12 @@
-"""The best token of those that top-p and min-p keep, drawn until one is kept: no threshold is searched for.
+"""Samples with top-p and min-p by rejection: candidates are drawn until one is kept, so that no threshold is
+searched.
 
-The best noisy score of all names a candidate. Where the tokens above it hold top-p's share, neither it nor
-what lies below is kept, and the next is drawn from those above. A token has the best score as often as its
-share says, so the first stands with a probability of top-p or more. Several programs share a line; the last
-to arrive tests the candidates. Knows the logits and, of each run of RUN tokens, the highest logit and a part
-of the mass; of top-k it knows nothing. FlashInfer rejects likewise
-(https://flashinfer.ai/2025/03/10/sampling.html), but draws from sums instead of scores.
+The token with the best noisy score is the candidate. If the tokens above it have the mass of top-p, neither
+it nor any token below it is kept, and the next candidate is drawn from those above. A token has the best
+score with its own probability, so that the first candidate is kept with a probability of at least top-p.
+Several programs share a position; the last to arrive tests the candidates. The inputs are the logits and, for
+each run of RUN tokens, the highest logit and the mass near it. Knows nothing of top-k. FlashInfer rejects in
+the same way (https://flashinfer.ai/2025/03/10/sampling.html), but draws from sums instead of scores.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from headway.kernels.sampling._top_k import key_of, list_runs
 
 @jit
 def mass_of(value: tl.tensor, highest: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """exp((value - highest) / temperature), but for rounding."""
+    """Returns exp((value - highest) / temperature), up to rounding."""
     return tl.exp2((value - highest) * (1.4426950408889634 / temperature))
 
 
 @jit
 def _near_from(tops: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """The least logit that counts as near the best of its run."""
+    """Returns the smallest logit that counts as near the highest of its run."""
     return tops - 4.0 * temperature
 
 
 @jit
 def near_mass(
     value: tl.tensor,  # [runs, RUN] float32
-    tops: tl.tensor,  # [runs] float32: the highest of each run
+    tops: tl.tensor,  # [runs] float32: the highest logit of each run
     mass: tl.tensor,  # [runs, RUN] float32
     temperature: tl.tensor,
 ) -> tl.tensor:
-    """[runs]: what the tokens near the best of their run hold."""
+    """Returns the mass of the tokens near the highest logit of their run, [runs]."""
     return tl.sum(tl.where(value >= _near_from(tops, temperature)[:, None], mass, 0.0), 1)
 
 
@@ -42,7 +43,7 @@ def near_mass(
 def _key_a_little_below(
     highest: tl.tensor, temperature: tl.tensor, mass: tl.tensor, SHIFT: tl.constexpr
 ) -> tl.tensor:
-    """Tokens that hold `mass` have this key or more."""
+    """Returns a key that every token with at least `mass` reaches."""
     return key_of(highest + temperature * (tl.log(mass) - 1e-3) - 1e-5 * tl.abs(highest), SHIFT)
 
 
@@ -58,10 +59,11 @@ def _sure_bound(
     most: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> tl.tensor:
-    """A key such that tokens from it on surely hold `wanted`; `low` where the runs do not say so.
+    """Returns a key such that the tokens from it on surely have the mass `wanted`; `low` if the runs do not
+    show one.
 
-    Of a run that reaches down to a key, the best token counts, or, where all near it have that key or more,
-    these.
+    A run whose highest logit reaches a key counts with the mass of that logit, or with the mass near it if
+    all tokens near it reach the key.
     """
     key, near_key = key_of(tops, SHIFT), key_of(_near_from(tops, temperature), SHIFT)
     more = tl.maximum(near - top_mass, 0.0)
@@ -87,8 +89,8 @@ def _values_of_runs(
     RUN: tl.constexpr,
     COUNT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """([COUNT] runs from place `first` of the list on, [COUNT, RUN] tokens, float32 logits; -inf beyond the
-    end)."""
+    """Returns (COUNT runs from entry `first` of the list on, [COUNT]; their tokens, [COUNT, RUN]; the logits
+    of these, float32, -inf beyond the end)."""
     place = first + tl.arange(0, COUNT)
     run = tl.load(list_ptr + place, mask=place < listed, other=0)
     token = run[:, None] * RUN + tl.arange(0, RUN)[None, :]
@@ -113,7 +115,8 @@ def _draw(
     RUN: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(the best score, its token) among those of UNIT listed runs that have keys of `bound` or more."""
+    """Returns (the best noisy score, its token) among the tokens of UNIT listed runs with keys of at least
+    `bound`."""
     run, token, value = _values_of_runs(logits_ptr, list_ptr, unit * UNIT, listed, vocab_size, RUN, UNIT)
     group = run[:, None] * (RUN // 4) + tl.arange(0, RUN // 4)[None, :]
     noise = tl.reshape(noise_of_groups(seed, position, group), (UNIT, RUN))
@@ -138,7 +141,7 @@ def _mass_above(
     RUN: tl.constexpr,
     TESTED: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the mass of the tokens with keys above `key`, all of which lie in listed runs."""
+    """Returns the mass of the tokens with keys above `key`, all of which are in listed runs."""
     above = tl.zeros((TESTED, RUN), tl.float32)
     _, _, following = _values_of_runs(logits_ptr, list_ptr, 0, listed, vocab_size, RUN, TESTED)
     for first in range(0, listed, TESTED):
@@ -171,10 +174,10 @@ def _first_kept(
     TESTED: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> tl.tensor:
-    """The best token with less than `limit` above it; units whose best is rejected are drawn from anew,
-    further up."""
+    """Returns the best token with less mass than `limit` above it. A unit whose candidate is rejected draws
+    again, from the tokens above the rejected one."""
     unit = tl.arange(0, UNITS)
-    # Other programs may have written these; from here on they stay in registers, the same in all threads.
+    # Other programs may have written these. From here on they are in registers, the same in all threads.
     score = tl.load(score_ptr + unit, mask=unit < units, other=-float("inf"), cache_modifier=".cg")
     drawn = tl.load(token_ptr + unit, mask=unit < units, other=0, cache_modifier=".cg")
     token, is_done = tl.full((), 0, tl.int32), units == 0
@@ -182,7 +185,7 @@ def _first_kept(
         best = tl.max(score, 0)
         token = tl.min(tl.where((score == best) & (unit < units), drawn, vocab_size - 1), 0)
         key = key_of(tl.load(logits_ptr + token).to(tl.float32), SHIFT)
-        # There is no limit without top-p, and none where logits are no numbers.
+        # There is no limit without top-p, or if logits are NaN.
         is_done = (best == -float("inf")) | ((limit < float("inf")) == 0)
         if is_done == 0:
             above = _mass_above(
@@ -230,10 +233,11 @@ def pick_by_rejection(
     TESTED: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(the token picked in one line, whether this program knows it: of the line's programs the last one
-    does).
+    """Returns (the token sampled at one position, whether this program has it). The last program of a
+    position to arrive has it.
 
-    Each draws from some units of runs; what a unit gives depends on the line alone, not on who takes it.
+    Each program draws from some units of runs. The result of a unit depends on the position alone, not on the
+    program that computes it.
     """
     IN_CHUNK: tl.constexpr = CHUNK // RUN
     RUNS: tl.constexpr = CHUNKS * IN_CHUNK
@@ -253,14 +257,14 @@ def pick_by_rejection(
         limit = tl.maximum(top_p, 1e-30) * total
         highs = tl.load(highest_ptr + run // IN_CHUNK, mask=is_run, other=-float("inf"))
         near = tl.load(near_ptr + run, mask=is_run, other=0.0) * mass_of(highs, base, temperature)
-        # More than rounding could feign; the search may stop early, at the price of a few runs too many.
+        # The margin exceeds rounding errors. The search may stop early, which lists a few runs too many.
         wanted, most = 1.00001 * limit, 1.00001 * limit + 0.05 * (total - limit)
         top_mass = mass_of(tops, base, temperature)
-        # Below this even the whole vocabulary would hold less than what top-p leaves out.
+        # Below this even the whole vocabulary would have less mass than top-p leaves out.
         least = tl.maximum((1 - top_p) * total / vocab_size, 1e-30)
         low = tl.maximum(low, _key_a_little_below(base, temperature, least, SHIFT))
         low = _sure_bound(tops, top_mass, near, temperature, low, key_of(highest, SHIFT), wanted, most, SHIFT)
-    # All programs of a line write the same list.
+    # All programs of a position write the same list.
     listed = list_runs(list_ptr, key_of(tops, SHIFT) >= low, RUNS)
     units = (listed + UNIT - 1) // UNIT
     for unit in range(tl.program_id(1), units, tl.num_programs(1)):

@@ -1,4 +1,4 @@
-"""Forbids the tokens that a grammar does not allow, at each place of a window."""
+"""Masks the tokens that a grammar does not allow, at each position of a window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from headway.kernels.reference.sampling.mask_logits import mask_logits as mask_logits_twin
 from headway.kernels.runtime._triton import blocks_of, check_dense, jit_once_for, takes_triton, tl
 
-# Tokens at once, and programs a place: rows that are not masked end most of their few programs at once.
+# Tokens at a time, and the most programs per position: the programs of unmasked rows end at once.
 _TOKENS, _PROGRAMS, _WARPS = 1024, 16, 4
 
 
@@ -22,7 +22,7 @@ def _mask_kernel(
     place_stride: tl.tensor,
     TOKENS: tl.constexpr,
 ) -> None:
-    """One program takes every num_programs(1)-th run of TOKENS of one place."""
+    """Each program masks every num_programs(1)-th run of TOKENS at one position."""
     at = tl.program_id(0).to(tl.int64)
     line = tl.load(line_ptr + at // window)
     if line >= 0:
@@ -44,9 +44,9 @@ def mask_logits(
     lines: torch.Tensor,  # [rows] int64: the row's entry of `allowed`; -1: everything is allowed
     allowed: torch.Tensor,  # [n, window or more, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
 ) -> None:
-    """Sets the logits of forbidden tokens to -inf; where one is NaN or +inf it stays, or becomes, one of
-    these, which `sample` looks for. The bit order is that of llguidance and xgrammar. float64 logits, which
-    only tests of exactness have, take the twin everywhere."""
+    """Sets the logits of forbidden tokens to -inf. A logit that is NaN or +inf stays NaN or +inf, which
+    `sample` detects. The bit order is that of llguidance and xgrammar. The twin computes float64 logits,
+    which only tests of exactness use, on every device."""
     if not takes_triton(logits) or logits.dtype == torch.float64:
         mask_logits_twin(logits, lines, allowed)
         return

@@ -1,4 +1,5 @@
-"""Penalties, bias and masks at every place of a window, as if its tokens had come one by one."""
+"""The logits processors: penalties, bias and masks at every position of a window, as if its tokens had been
+generated one by one."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def _adjust_kernel(
     token_stride: tl.tensor,
     TOKENS: tl.constexpr,
 ) -> None:
-    """Penalties and bias of TOKENS of the vocabulary, at each place of a row."""
+    """Each program applies penalties and bias to TOKENS of the vocabulary, at each position of a row."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     is_there = token < vocab_size
@@ -115,7 +116,8 @@ def _mask_kernel(
     LENGTH_BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:
-    """-inf for what may not stand at one place of a row; NaN and +inf stay, as `sample` looks for them."""
+    """Each program masks tokens at one position of a row. NaN and +inf stay, because `sample` detects
+    them."""
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(is_used_ptr + row):
         out_ptr += (row * window + place) * vocab_size
@@ -139,7 +141,7 @@ def _mask_kernel(
             token = tl.load(stop_token_ptr + row * STOPS + stop, mask=stop < STOPS, other=-1)
             is_early = position < tl.load(min_position_ptr + row)
             _mask_tokens(out_ptr, token, is_early & (token >= 0) & (token < vocab_size))
-            # A line asks for tokens right before the place and masks its last.
+            # A bad word's last token is masked if its other tokens precede the position.
             ahead = tl.arange(0, LENGTH_BLOCK)
             is_ahead = ahead < LENGTH - 1
             text = num_before + ahead
@@ -168,10 +170,11 @@ def process_logits(
     positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """[rows, window, vocab] float32 or float64: penalties, then bias, then masks and forced tokens.
+    """Returns [rows, window, vocab] float32 or float64: the logits with penalties, then bias, then masks and
+    forced tokens.
 
-    Takes no memory but for its result. A place with NaN or +inf has NaN or +inf in the result. float64
-    logits, which only tests of exactness have, take the twin everywhere.
+    Allocates only its result. A position with NaN or +inf has NaN or +inf in the result. The twin computes
+    float64 logits, which only tests of exactness use, on every device.
     """
     if not takes_triton(logits) or logits.dtype == torch.float64:
         return process_logits_twin(logits, window_tokens, positions, processors)
@@ -205,6 +208,6 @@ def count_tokens(
     counts: torch.Tensor,  # [rows] int64, 0 .. n
     processors: LogitsProcessorState,
 ) -> None:
-    """The first counts[row] tokens of each row are output from now on. The twin runs on every device: it
-    synchronises nothing on CUDA, so that a graph can capture it."""
+    """Counts the first counts[row] tokens of each row as output. The twin runs on every device: it does not
+    synchronise with the host, so that a CUDA graph can capture it."""
     count_tokens_twin(tokens, counts, processors)

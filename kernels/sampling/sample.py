@@ -1,9 +1,11 @@
-"""Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone.
+"""Samples tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone.
 
-The pass that reads all logits also finds the lines that hold a NaN or +inf: it counts NaN as +inf, so that
-the highest logit of such a line is +inf. One pass over the vocabulary finds each chunk's best score; for
-filtered rows it finds the highest logit of each run of _RUN tokens instead, from which `pick_kept` goes on
-where top-k acts, else `pick_by_rejection`. Nothing is sorted.
+One pass over the vocabulary finds the best score of each chunk. For rows with filters it finds the highest
+logit of each run of _RUN tokens instead; `pick_kept` continues from these with top-k, `pick_by_rejection`
+without. Nothing is sorted. The pass also finds positions with NaN or +inf: it treats NaN as +inf, so that the
+highest logit of such a position is +inf.
+
+A line is one position of one row, and a place is its index in the window.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from headway.kernels.sampling._top_k import pick_kept
 from headway.kernels.sampling._top_p import mass_of, near_mass, pick_by_rejection
 
 _CHUNK, _RUN = 2048, 64
-# Tokens whose noise is made at once; runs, and gathered tokens, looked at at once; most tokens to compare
-# with each other, and to gather; runs to draw from at once, and to sum up at once.
+# Tokens whose noise is generated at a time; runs, and gathered tokens, processed at a time; the most tokens
+# to compare with each other, and to gather; runs to draw from at a time, and to sum at a time.
 _PIECE, _RUNS, _BLOCK, _PAIRED, _FEW, _UNIT, _TESTED = 512, 32, 1024, 128, 8192, 16, 64
 _SCAN_WARPS, _PICK_WARPS, _SCANS_PER_MULTIPROCESSOR, _PICKS_PER_MULTIPROCESSOR = 4, 8, 24, 2
-# Where one warp holds all terms of a sum, each of its threads adds them up for itself, and a product fused
-# with an addition rounds otherwise in each. Threads that disagree about a bound may part before a barrier,
-# for good.
+# If one warp holds all terms of a sum, each of its threads adds them, and fused products would round
+# differently in each thread. Threads that disagree about a bound could diverge before a barrier, which is a
+# deadlock.
 _PICK_OPTIONS = {"enable_fp_fusion": False}
 _ROW_POINTERS = (
     "only_ptr", "position_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr"
@@ -62,7 +64,8 @@ def gumbel_noise(
     positions: torch.Tensor,  # [rows] int64
     vocab_size: int,
 ) -> torch.Tensor:
-    """[rows, vocab] float32. Philox key = seed, counter = (id // 4, position, 0), word id % 4."""
+    """Returns the noise, [rows, vocab] float32: word id % 4 of Philox with key seed and counter (id // 4,
+    position, 0), transformed to a Gumbel distribution."""
     if not takes_triton(seeds):
         return gumbel_noise_twin(seeds, positions, vocab_size)
     check_dense(seeds, positions)
@@ -83,8 +86,8 @@ def _scores(
     first: tl.tensor,
     SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the scores of the tokens from `first` on, relative to `highest`: then nothing overflows at
-    small temperatures."""
+    """Returns the noisy scores of the tokens from `first` on, relative to `highest`, so that nothing
+    overflows at small temperatures."""
     noise = noise_of_groups(seed, position, first // 4 + tl.arange(0, SIZE // 4))
     base = tl.where(highest == -float("inf"), 0.0, highest)
     return tl.div_rn(value - base, temperature) + tl.reshape(noise, (SIZE,))
@@ -115,13 +118,13 @@ def _scan_kernel(
     PIECE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Computes per vocabulary tile of one position: maximum logit and noisy maximum, or statistics for
-    top-k/top-p.
+    """Computes for each vocabulary chunk of one position the maximum logit and the noisy maximum, or
+    statistics for top-k and top-p.
 
-    The maximum is +inf where a logit is NaN, which the maximum of floats would drop; `_pick_kernel` marks
-    such lines as broken, no line is marked before. Runs: the highest logit of each and, without top-k, the
-    mass near it, and the mass of the chunk instead of a score. Masses are sums of exp((logit - the chunk's
-    highest) / temperature).
+    The statistics are the highest logit of each run and, without top-k, the mass near it and the mass of the
+    chunk, which replaces the noisy maximum. Masses are sums of exp((logit - the chunk's highest) /
+    temperature). The maximum is +inf if a logit is NaN, which the maximum of floats would ignore;
+    `_pick_kernel` then marks the line as broken.
     """
     line = tl.program_id(0).to(tl.int64)
     row = line // window
@@ -136,7 +139,7 @@ def _scan_kernel(
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     is_filtered = (top_k > 0) | (top_p < 1) | (tl.load(min_p_ptr + row) > 0)
     is_random = temperature > 0
-    # Below 1e-30 the noise decides nothing.
+    # At temperatures below 1e-30 the noise has no effect.
     temperature = tl.maximum(temperature, 1e-30)
     seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row) + line % window
     run = tl.arange(0, CHUNK // RUN)
@@ -211,9 +214,10 @@ def _pick_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One line: the best token of its best chunk, or, where filters act, the best of the tokens they keep.
+    """Samples one line: the best token of its best chunk, or with filters the best of the tokens that they
+    keep.
 
-    All programs of a line work where it is filtered without top-k; else the first alone. A line whose highest
+    With filters but without top-k all programs of a line work, else only the first. A line whose highest
     logit is +inf has no probabilities: it is marked as broken and gets token 0.
     """
     line = tl.program_id(0).to(tl.int64)
@@ -268,7 +272,7 @@ def _pick_kernel(
         if is_random:
             value = _scores(value, tl.max(value, 0), temperature, seed, position, best * CHUNK, CHUNK)
         _, picked = tl.max(value, 0, return_indices=True)
-        # Where all are masked the token is a wrong one, but one that exists.
+        # If all tokens are masked, the result has no meaning, but it is a valid id.
         tl.store(out_ptr + line, tl.minimum(best * CHUNK + picked, vocab_size - 1))
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
@@ -280,7 +284,7 @@ _SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 def sample(
     logits: torch.Tensor,  # [rows, window, vocab] float
-    positions: torch.Tensor,  # [rows] int64: absolute position of the token picked at window place 0
+    positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     temperatures: torch.Tensor,  # [rows] float32, 0: greedy
     top_k: torch.Tensor,  # [rows] int64, 0: off
     top_p: torch.Tensor,  # [rows] float32, 1: off
@@ -292,12 +296,12 @@ def sample(
     only: torch.Tensor
     | None = None,  # [rows] bool: the rows that are picked for; `out` and `broken` keep the others
 ) -> torch.Tensor:
-    """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
+    """Returns [rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
-    broken: [rows, window] bool, written: whether any logit is NaN or +inf, so that no probabilities exist;
-    -inf is a masked token. The token of such a line is of no meaning, but exists. A row's token depends on
-    its own line and on the dtype of the logits, by which the kernels add probabilities in another order.
-    float64 logits, which only tests of exactness have, take the twin everywhere.
+    broken: [rows, window] bool, written: whether a logit is NaN or +inf, so that there are no probabilities;
+    the token of such a position has no meaning, but it is a valid id. -inf is a masked token. A token depends
+    on its own logits alone and on their dtype, which decides the order in which probabilities are added. The
+    twin computes float64 logits, which only tests of exactness use, on every device.
     """
     parameters = positions, temperatures, top_k, top_p, min_p, seeds
     if not takes_triton(logits) or logits.dtype == torch.float64:
@@ -312,9 +316,10 @@ def sample(
     check_dense(tokens, broken, some)
     if lines == 0:
         return tokens
-    # By line and chunk: highest logit, best score or mass; by line and run: highest logit, mass near it; the
-    # list of runs; gathered tokens, or of each unit the best score and its token; how many programs of a line
-    # have arrived.
+    # bests: the highest logit, and the best score or the mass, of each line and chunk. runs: the highest
+    # logit and the mass near it of each line and run. listed: the list of runs. values, ids: gathered tokens,
+    # or the best score of each unit and its token. arrived: the number of programs of a line that have
+    # arrived.
     bests = torch.empty(2, lines, chunks, device=logits.device)
     runs = torch.empty(2, lines, chunks * (_CHUNK // _RUN), device=logits.device)
     listed = torch.empty_like(runs[0], dtype=torch.int32)

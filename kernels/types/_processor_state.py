@@ -9,15 +9,15 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessorState:
-    """Rows of equal kind at fixed addresses. Where `is_used` is false the rest of the row is undefined.
+    """Rows at fixed addresses. If `is_used` is false, the rest of the row is undefined.
 
-    A bad word stands at the right end of its line, after -1 in the places that it does not fill; a line
-    that ends with -1 holds none. recent_tokens ends with the last token of the text; -1 before its first.
+    A bad word is right-aligned in its line, after entries of -1; a line that ends with -1 has none.
+    recent_tokens ends with the last token of the text; entries before the first token are -1.
     """
 
     is_used: torch.Tensor  # [rows] bool
     penalties: torch.Tensor  # [rows, 3] float32: repetition (1: off), frequency, presence (0: off)
-    token_counts: torch.Tensor  # [rows, vocab] int32: how often each token is in the output
+    token_counts: torch.Tensor  # [rows, vocab] int32: occurrences of each token in the output
     is_in_prompt: torch.Tensor  # [rows, vocab] bool
     logit_bias: torch.Tensor  # [rows, vocab] float32; -inf: never allowed
     stop_token_ids: torch.Tensor  # [rows, stops] int64, -1: none
@@ -25,25 +25,23 @@ class LogitsProcessorState:
     bad_words: torch.Tensor  # [rows, words, length] int64
     recent_tokens: torch.Tensor  # [rows, length - 1] int64
     forced_positions: torch.Tensor  # [rows] int64: absolute; -1: no token is forced
-    forced_token_ids: (
-        torch.Tensor
-    )  # [rows] int64: the only token allowed there, unless the output has it before
-    forced_after_ids: torch.Tensor  # [rows] int64: the output must have it before, too; -1: it need not
+    forced_token_ids: torch.Tensor  # [rows] int64: forced there unless the output already has it
+    forced_after_ids: torch.Tensor  # [rows] int64: forces only if the output has this token; -1: always
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def first(self, num_rows: int) -> LogitsProcessorState:
-        """The same memory, only the first rows."""
+        """Returns views of the first rows."""
         return self.part(slice(num_rows))
 
     def part(self, rows: slice) -> LogitsProcessorState:
-        """The same memory, only these rows."""
+        """Returns views of these rows."""
         return LogitsProcessorState(**{name: tensor[rows] for name, tensor in self.tensors().items()})
 
     def at(
         self,
         index: torch.Tensor,  # [n] int64
     ) -> LogitsProcessorState:
-        """A copy of these rows."""
+        """Returns copies of these rows."""
         return LogitsProcessorState(**{name: tensor[index] for name, tensor in self.tensors().items()})

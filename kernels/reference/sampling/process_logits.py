@@ -1,6 +1,7 @@
-"""Penalties, bias and masks at every place of a window, as if its tokens had come one by one (PyTorch twin).
+"""The logits processors: penalties, bias and masks at every position of a window, as if its tokens had been
+generated one by one (PyTorch twin).
 
-No host synchronisation on CUDA. On the CPU only the rows that use anything are touched.
+There is no host synchronisation on CUDA. On a CPU only rows that use a processor are changed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ def process_logits(
     positions: torch.Tensor,  # [rows] int64: absolute position of the token sampled at window place 0
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """Returns [rows, window, vocab] float32 or float64, memory of its own: `logits` stay as they are, also
-    when the result is written to.
+    """Returns [rows, window, vocab] float32 or float64 in new memory; `logits` are not changed.
 
-    In order: repetition, frequency and presence penalty; bias; stop tokens before their time and bad words to
-    -inf; at a row's forced position, 0 for the forced token and -inf for all others, unless its output has
-    that token by then, or lacks the one that it must follow. Before the last place all of window_tokens count
-    as output, before the one ahead of it all but the last, and so on: the target's K + 1 places have K
-    drafts, a drafter's single place those that it made so far. A place with NaN or +inf has NaN or +inf in
-    the result: `sample` looks for them there.
+    The order is: repetition, frequency and presence penalty; bias; -inf for stop tokens before the minimum
+    length and for bad words; at a row's forced position 0 for the forced token and -inf for all others,
+    unless its output already has that token, or lacks the token that it must follow.
+
+    All of window_tokens count as output at the last position, all but the last one at the position before it,
+    and so on: the target's K + 1 positions have K drafts, a drafter's single position has its drafts so far.
+    A position with NaN or +inf has NaN or +inf in the result, which `sample` detects.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.is_cuda:
@@ -46,7 +47,7 @@ def count_tokens(
     counts: torch.Tensor,  # [rows] int64, 0 .. n
     processors: LogitsProcessorState,
 ) -> None:
-    """The first counts[row] tokens of each row are output from now on."""
+    """Counts the first counts[row] tokens of each row as output."""
     kept = counts * processors.is_used
     places = torch.arange(tokens.shape[1], device=tokens.device)
     is_kept = places < kept[:, None]
@@ -81,12 +82,12 @@ def _adjusted(
 
 
 def _count(counts: torch.Tensor, tokens: torch.Tensor, amounts: torch.Tensor) -> None:
-    """Tokens of padding rows may be anything: they are kept within the vocabulary."""
+    """Adds the amounts. Tokens are clamped to the vocabulary, because those of padding rows are undefined."""
     counts.scatter_add_(1, tokens.clamp(0, counts.shape[1] - 1), amounts)
 
 
 def _penalised(values: torch.Tensor, counts: torch.Tensor, processors: LogitsProcessorState) -> torch.Tensor:
-    """values: [rows, vocab]."""
+    """Returns values, [rows, vocab], with the three penalties."""
     repetition, frequency, presence = processors.penalties[:, :, None].unbind(1)
     is_in_output = counts > 0
     repeated = torch.where(values > 0, values / repetition, values * repetition)
@@ -104,7 +105,7 @@ def _mask_stops(values: torch.Tensor, positions: torch.Tensor, processors: Logit
 def _mask_bad_words(
     values: torch.Tensor, window_tokens: torch.Tensor, processors: LogitsProcessorState
 ) -> None:
-    """A line of -1 3 5 asks for no token, then for a 3 right before the place, and masks 5."""
+    """Masks the last tokens of bad words. The line -1 3 5 masks 5 if 3 is the preceding token."""
     words, window = processors.bad_words, values.shape[1]
     text = torch.cat([processors.recent_tokens, window_tokens], 1)
     before = text.unfold(1, words.shape[2] - 1, 1)[:, -window:]  # [rows, window, length - 1]
@@ -120,7 +121,7 @@ def _force(
     positions: torch.Tensor,
     processors: LogitsProcessorState,
 ) -> None:
-    """NaN and +inf stay, as they do where tokens are masked."""
+    """Forces tokens at their positions. NaN and +inf stay, as with masks."""
     window, forced, after = values.shape[1], processors.forced_token_ids[:, None], processors.forced_after_ids
     has_forced = _is_in_output(forced, window_tokens, window, processors)
     may_be_forced = (after < 0)[:, None] | _is_in_output(after[:, None], window_tokens, window, processors)
@@ -138,13 +139,14 @@ def _is_in_output(
     window: int,
     processors: LogitsProcessorState,
 ) -> torch.Tensor:
-    """[rows, window] bool: whether the output has the row's token before each place; anything for negative
-    ids."""
+    """Returns whether the output has the row's token before each position, [rows, window] bool; undefined for
+    negative ids."""
     is_in_window = torch.nn.functional.pad((window_tokens == token_ids).cumsum(1) > 0, (1, 0))[:, -window:]
     return is_in_window | (processors.token_counts.gather(1, token_ids.clamp(min=0)) > 0)
 
 
 def _mask(values: torch.Tensor, token_ids: torch.Tensor, is_masked: torch.Tensor) -> None:
-    """token_ids, is_masked: [rows, window, n]. Ids may repeat: sums of 0 and -inf come in no order."""
+    """Adds -inf to masked tokens. token_ids, is_masked: [rows, window, n]. Ids may repeat, because the order
+    of adding 0 and -inf does not matter."""
     amounts = torch.zeros(token_ids.shape, dtype=values.dtype, device=values.device)
     values.scatter_add_(2, token_ids.clamp(min=0), amounts.masked_fill_(is_masked, -torch.inf))

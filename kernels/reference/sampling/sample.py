@@ -1,7 +1,8 @@
-"""Logits to tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone (PyTorch
+"""Samples tokens by Gumbel-max with noise that depends on (seed, position, vocabulary id) alone (PyTorch
 twin).
 
-Knows neither drafts nor targets: both call it with the same positions and seeds and so agree where they can.
+Knows neither drafters nor targets: both call it with the same positions and seeds, so that they agree where
+their logits do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LARGEST_BELOW_ONE = 1 - 2.0**-24
 _SERIES_BELOW = 2.0**-8
 _FIRST_CANDIDATES = 64
 _WORDS_AT_ONCE = 2**16
-# Below this share of kept tokens noise is made for them one by one instead of in groups of four.
+# Below this share of kept tokens their noise is generated one by one instead of in groups of four.
 _FEW = 1 / 8
 
 
@@ -24,15 +25,16 @@ def gumbel_noise(
     positions: torch.Tensor,  # [rows] int64
     vocab_size: int,
 ) -> torch.Tensor:
-    """[rows, vocab] float32. Philox key = seed, counter = (id // 4, position, 0), word id % 4.
+    """Returns the noise, [rows, vocab] float32: word id % 4 of Philox with key seed and counter (id // 4,
+    position, 0), transformed to a Gumbel distribution.
 
     With v uniform in (0, 1) the noise is -log(E), E = -log(1 - v). A small E decides which rare token may
-    win, so it is evaluated by its series where 1 - v would round.
+    win, so that it is computed by its series if 1 - v would round.
     """
     groups = -(-vocab_size // 4)
     group = torch.arange(groups, device=seeds.device)
     noise = torch.empty(seeds.numel(), groups * 4, device=seeds.device)
-    # A few rows at a time stay in the processor's cache.
+    # Few rows are computed at a time, so that they stay in the processor's cache.
     step = max(1, _WORDS_AT_ONCE // max(vocab_size, 1))
     for first in range(0, seeds.numel(), step):
         some = slice(first, first + step)
@@ -43,8 +45,8 @@ def gumbel_noise(
 
 
 def _noise_at(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """[n] float32: for each (seed, position, vocabulary id), [n] int64 each, what `gumbel_noise` holds
-    there."""
+    """Returns the number of `gumbel_noise` for each (seed, position, vocabulary id), [n] int64 each, as [n]
+    float32."""
     words02, words13 = _random_words(seeds[None], positions[None], ids >> 2)
     words = torch.stack((words02, words13), 1).view(4, -1)
     return _gumbel(words.gather(0, (ids & 3)[None])[0].float())
@@ -53,7 +55,8 @@ def _noise_at(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -
 def _random_words(
     seeds: torch.Tensor, positions: torch.Tensor, groups: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words 0, 2 and words 1, 3 of each group: [2, rows, n] int64 from what broadcasts to [rows, n] int64."""
+    """Returns words 0, 2 and words 1, 3 of each group, [2, rows, n] int64 each. The arguments broadcast to
+    [rows, n] int64."""
     key = torch.stack((seeds & _LOW, (seeds >> 32) & _LOW))
     low, high = positions & _LOW, (positions >> 32) & _LOW
     even = torch.stack((groups.expand(seeds.shape[0], -1), high.expand(-1, groups.shape[-1])))
@@ -61,7 +64,7 @@ def _random_words(
 
 
 def _gumbel(words: torch.Tensor) -> torch.Tensor:
-    """words: float32 of random 32-bit numbers; overwritten."""
+    """Returns the noise. words: random 32-bit numbers as float32, which are overwritten."""
     v = words.add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_BELOW_ONE)
     series = (v * 0.25).add_(1 / 3).mul_(v).add_(0.5).mul_(v).add_(1).mul_(v)
     return torch.where(v < _SERIES_BELOW, series, (1 - v).log_().neg_()).log_().neg_()
@@ -81,16 +84,16 @@ def sample(
     only: torch.Tensor
     | None = None,  # [rows] bool: the rows that are picked for; `out` and `broken` keep the others
 ) -> torch.Tensor:
-    """[rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
+    """Returns [rows, window] int64: argmax(logits / T + noise) over the tokens that the filters keep.
 
-    Filters in the order temperature, top-k, top-p, min-p. Ties go to the lowest id. broken: [rows, window]
-    bool, written: whether any logit is NaN or +inf, so that no probabilities exist; -inf is a masked token.
-    The token of such a line is of no meaning, but exists.
+    The order is temperature, top-k, top-p, min-p. Ties go to the lowest id. broken: [rows, window] bool,
+    written: whether a logit is NaN or +inf, so that there are no probabilities; the token of such a position
+    has no meaning, but it is a valid id. -inf is a masked token.
     """
     values = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     tokens = values.argmax(-1)
     if broken is not None:
-        # NaN is the greatest to argmax and not less than anything.
+        # argmax treats NaN as the greatest, and NaN is not less than anything.
         is_broken = ~(values.gather(-1, tokens[..., None])[..., 0] < torch.inf)
         broken.copy_(is_broken if only is None else torch.where(only[:, None], is_broken, broken))
     random_rows = (temperatures > 0).nonzero()[:, 0]
@@ -129,7 +132,7 @@ def _sample_random(
 
 
 def _keep_top_k(scaled: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Drops what lies below the k-th largest value; ties with it stay."""
+    """Masks values below the k-th largest; ties with it stay."""
     largest_k = min(int(top_k.max()), scaled.shape[-1])
     if largest_k <= 0:
         return scaled
@@ -150,10 +153,10 @@ def _keep_probable(scaled: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tenso
 
 
 def _top_p_floor(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """[rows, window, 1]: the least probability that top-p keeps; 0 where it is off.
+    """Returns the smallest probability that top-p keeps, [rows, window, 1]; 0 where top-p is off.
 
-    In falling order a token is kept iff the sum of those before it is below top_p, and so are all that tie
-    with the last one kept. Mostly a few candidates hold the mass: they are widened until they do.
+    In descending order a token is kept if the sum of those before it is below top_p, and so are all that tie
+    with the last one kept. Mostly few candidates have that mass; more are taken until they have it.
     """
     share = top_p.view(-1, 1, 1)
     count = min(_FIRST_CANDIDATES, probabilities.shape[-1])
