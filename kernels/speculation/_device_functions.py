@@ -1,9 +1,9 @@
 """Device functions of verification, preparation, rewind and drafters' inputs.
 
 The public kernels (`verify`, `prepare`, `rewind`, `prepare_next_tokens`, `advance_draft_step`) and those that
-a decode round launches (`prepare_verify_inputs`, `open_drafts`, `verify_and_rewind`) are built from these
-functions, so that there is one code for each rule.
-Every argument that is not a pointer or a constant is a block with one lane per row.
+a decode round launches (`prepare_verify_inputs`, `open_drafts`, `verify_and_rewind`) call these functions, so
+that each rule has one implementation. Every argument that is not a pointer or a constant is a block with one
+lane per row.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from headway.kernels.runtime._triton import jit, tl
 
 @jit
 def accepts_draft(is_accepted: tl.tensor, draft: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """Returns whether this draft and all before it are what the target chose. is_accepted: whether all before
-    it are."""
+    """Returns whether this draft and all before it are accepted: they equal what the target chose.
+    is_accepted: whether all before it are."""
     return is_accepted & (draft == target)
 
 
 @jit
 def count_accepted(accepted: tl.tensor, is_accepted: tl.tensor) -> tl.tensor:
-    """int64: the number of accepted tokens with this one."""
+    """Returns the number of accepted tokens including this one, int64."""
     return accepted + is_accepted.to(tl.int64)
 
 
 @jit
 def token_or_none(is_present: tl.tensor, token: tl.tensor) -> tl.tensor:
-    """The token, or -1 where there is none: -1 equals no token that the target chooses."""
+    """Returns the token, or -1 if there is none: -1 equals no token that the target chooses."""
     return tl.where(is_present, token, -1)
 
 
@@ -34,7 +34,7 @@ def token_or_none(is_present: tl.tensor, token: tl.tensor) -> tl.tensor:
 def slot_or_none(
     is_present: tl.tensor, block: tl.tensor, position: tl.tensor, BLOCK_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """int64: the slot of that position, which stands in that block; -1 where there is none. block: int64."""
+    """Returns the slot of the position in that block, int64; -1 if there is none. block: int64."""
     return tl.where(is_present, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
 
 
@@ -56,8 +56,8 @@ def rewind_row(
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """Removes the DEPTH - accepted rejected tokens from the rows that are live; returns which rows lose their
-    last block."""
+    """Removes the DEPTH - accepted rejected tokens from live rows. Returns whether a row loses its last
+    block."""
     rewound = DEPTH - accepted
     tl.store(length_ptr + row, length - rewound, mask=is_live)
     remainder = offset - rewound

@@ -1,4 +1,4 @@
-"""Moves an autoregressive drafter on by one token a request."""
+"""Advances an autoregressive drafter by one token per request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _advance_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a request of the graph."""
+    """One lane per request of the graph."""
     request = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_request = request < num_requests
     position = tl.load(position_ptr + request, mask=is_request, other=0).to(tl.int64) + 1
@@ -46,7 +46,7 @@ def _advance_kernel(
 
 @falls_back_to(advance_draft_step_twin)
 def advance_draft_step(
-    positions: torch.Tensor,  # [R] integer: of the tokens that the drafter has seen last
+    positions: torch.Tensor,  # [R] integer: of the last tokens that the drafter has processed
     block_table: torch.Tensor,  # [R, max_blocks] integer
     seq_lens: torch.Tensor,  # [R] integer, in place
     block_size: int,
@@ -55,15 +55,15 @@ def advance_draft_step(
     out_slot_mapping: torch.Tensor,  # [>= input_batch_size] integer, written
     input_batch_size: int | None = None,  # the graph's requests; None: R
 ) -> None:
-    """The new position is the next one, its slot block id * block_size + offset, and the length grows by 1.
+    """Writes the next positions and their slots, block id * block_size + offset, and increments the lengths.
 
-    A request whose new position is not below max_model_len gets position 0, slot -1 and length 1. Lengths
-    stay within max_model_len, and the number of a block within the table. Slots from R to input_batch_size
-    are -1; nothing else is written there. After vLLM's `eagle_step_update_slot_mapping_and_metadata`; the
-    twin says what the engine does instead.
+    A request whose new position is not below max_model_len gets position 0, slot -1 and length 1. Lengths are
+    limited to max_model_len, and columns of the block table to its width. Slots from R to input_batch_size
+    are -1; nothing else is written there. Semantics as in vLLM's
+    `eagle_step_update_slot_mapping_and_metadata`; the twin explains what the engine does instead.
     """
     check_dense(positions, seq_lens, out_positions, out_slot_mapping)
-    assert block_table.stride(1) == 1, "block ids of a row stand side by side"
+    assert block_table.stride(1) == 1, "block ids of a row are adjacent"
     rows = len(positions)
     batch = rows if input_batch_size is None else input_batch_size
     assert rows <= batch <= len(out_slot_mapping), (rows, batch, len(out_slot_mapping))

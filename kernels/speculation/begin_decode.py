@@ -34,7 +34,7 @@ def _start_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """One program a row."""
+    """Each program computes a row."""
     row = tl.load(index_ptr + tl.program_id(0))
     token = tl.load(token_ptr + tl.program_id(0))
     length = tl.load(new_length_ptr + tl.program_id(0))
@@ -56,16 +56,16 @@ def _start_kernel(
 def begin_decode(
     rows: RowState,  # in place: all but limits, depth_caps, grants and prefill_status
     index: torch.Tensor,  # [n] int64: rows, each once
-    tokens: torch.Tensor,  # [n] int64: what follows their prompts
+    tokens: torch.Tensor,  # [n] int64: the tokens after their prompts, the first that are not in the cache
     lengths: torch.Tensor,  # [n] int64: of the prompts, 1 or more, in granted blocks
     block_size_tokens: int,
 ) -> None:
-    """Makes these rows take part from the next round on; the token is the first that is not in the cache."""
+    """Makes these rows take part in rounds from the next round on."""
     numbers = rows.last_tokens, rows.kv_lengths
     places = rows.last_block_offsets, rows.block_counts, rows.last_block_ids, rows.pending_counts
     check_dense(index, tokens, lengths, *numbers, *places)
     tables = rows.kv_block_ids, rows.granted_block_ids, rows.pending_tokens
-    assert all(table.stride(1) == 1 for table in tables), "what is a row's stands side by side"
+    assert all(table.stride(1) == 1 for table in tables), "the entries of a row are adjacent"
     if len(index) > 0:
         _start_kernel[(len(index),)](
             index, tokens, lengths, *numbers, *places, *tables, tables[0].shape[1],

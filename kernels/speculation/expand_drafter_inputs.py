@@ -1,4 +1,4 @@
-"""Makes room among the target's inputs for the tokens that a drafter drafts at once."""
+"""Expands the target's inputs to those of a drafter that drafts several tokens in one pass."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _expand_kernel(
     SHIFT: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:
-    """One program a request and TOKENS of its output's places, one lane a place."""
+    """Each program writes TOKENS of the outputs of a request, one lane per output."""
     request = tl.program_id(0).to(tl.int64)
     rank = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     start = tl.load(start_ptr + request).to(tl.int64)
     next_start = tl.load(start_ptr + request + 1).to(tl.int64)
-    # What stands behind the last request are rejected tokens of it.
+    # Tokens after the last request count as its rejected tokens.
     next_start = tl.where(request + 1 < num_requests, next_start, num_tokens)
     num_valid = tl.load(end_ptr + request).to(tl.int64) + 1 - start - SHIFT
     is_place = rank < next_start - start + num_slots - SHIFT
@@ -67,8 +67,8 @@ def expand_drafter_inputs(
     target_token_ids: torch.Tensor,  # [tokens] integer
     target_positions: torch.Tensor,  # [tokens] integer
     next_token_ids: torch.Tensor,  # [R] integer: the bonus token of each request
-    query_start_loc: torch.Tensor,  # [R + 1] integer: place of each request's first token, then of their end
-    query_end_loc: torch.Tensor,  # [R] integer: place of each request's last token that was not rejected
+    query_start_loc: torch.Tensor,  # [R + 1] integer: index of each request's first token, then of the end
+    query_end_loc: torch.Tensor,  # [R] integer: index of each request's last token that was not rejected
     *,
     padding_token_id: int,
     parallel_token_id: int,
@@ -77,19 +77,21 @@ def expand_drafter_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns (token_ids, positions, is_rejected, is_masked, new_token_indices, hidden_state_mapping).
 
-    With P = num_padding_slots, 1 or more, each request has P tokens more, P - 1 with shift, which drops its
-    first token: its valid tokens, its bonus token, P - 1 tokens parallel_token_id, and padding_token_id for
-    each rejected token. Positions count from the position of the request's first token, 0 where rejected.
+    With P = num_padding_slots each request gets P more tokens; with shift it gets P - 1 more and loses its
+    first token. Its tokens are then its valid tokens, its bonus token, P - 1 tokens parallel_token_id, and
+    padding_token_id for each rejected token. Positions count from the position of the request's first token,
+    and are 0 for rejected tokens.
 
-    token_ids, positions, is_rejected (bool) and is_masked (bool) are flat over all requests,
-    new_token_indices [R * P] are the places of bonus and parallel tokens there. hidden_state_mapping
-    [tokens], is None without shift: for each input token, a rejected one, too, the place of equal rank
-    in its request. Each request has a token that was not rejected. Tokens behind the last request, padding
-    of a graph, count as rejected ones of that request. The first two results have the dtypes of what they
-    come from, the indices that of query_start_loc.
+    token_ids, positions, is_rejected (bool) and is_masked (bool) are flat over all requests, and
+    new_token_indices [R * P] are the indices of bonus and parallel tokens in them. hidden_state_mapping
+    [tokens] is the index of equal rank in its request for each input token, also for rejected ones; it is
+    None without shift. Each request must have a token that was not rejected. Tokens after the last request,
+    the padding of a graph, count as its rejected tokens. The first two results have the dtypes of their
+    sources, the indices that of query_start_loc.
 
-    Raises ValueError where num_padding_slots is below 1. After vLLM's `copy_and_expand_eagle_inputs_kernel`;
-    the twin shows an example and says what the engine does instead.
+    Raises ValueError if num_padding_slots is below 1. Semantics as in vLLM's
+    `copy_and_expand_eagle_inputs_kernel`; the twin shows an example and explains what the engine does
+    instead.
     """
     check_padding_slots(num_padding_slots)
     check_dense(target_token_ids, target_positions, next_token_ids, query_start_loc, query_end_loc)

@@ -1,4 +1,4 @@
-"""Makes every query of a batch longer by the same number of tokens."""
+"""Extends every query of a batch by the same number of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _extend_kernel(
     num_requests: tl.tensor,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a request, and one for the end of the last."""
+    """One lane per request, and one for the end of the last request."""
     request = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     has_start, is_request = request <= num_requests, request < num_requests
     start = tl.load(start_ptr + request, mask=has_start, other=0)
@@ -31,16 +31,16 @@ def _extend_kernel(
 
 @falls_back_to(extend_queries_twin)
 def extend_queries(
-    query_start_loc: torch.Tensor,  # [R + 1] integer: place of each request's first token, then their number
+    query_start_loc: torch.Tensor,  # [R + 1] integer: index of each request's first token, then of the end
     seq_lens: torch.Tensor,  # [R] integer
     num_tokens: int,
     max_query_len: int,
     max_seq_len: int,
     n: int,
 ) -> tuple[torch.Tensor, torch.Tensor, int, int, int]:
-    """Returns the same five for queries and sequences that are n tokens longer; slots are not among them.
+    """Returns the first five arguments for queries and sequences that are n tokens longer, without slots.
 
-    After vLLM's `extend_all_queries_by_N`; the twin says what the engine does instead.
+    Semantics as in vLLM's `extend_all_queries_by_N`; the twin explains what the engine does instead.
     """
     check_dense(query_start_loc, seq_lens)
     rows = len(seq_lens)

@@ -1,6 +1,7 @@
-"""Forces acceptance: overwrites sampled tokens so that drafts are accepted at a given rate. For measurements.
+"""Forces an acceptance rate for measurements: overwrites sampled tokens so that drafts are accepted at that
+rate.
 
-One launch, so that a round whose acceptance is forced takes as long as one whose is not.
+It is one small launch, so that a round takes as long as without forced acceptance.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _ROWS, _WARPS = 32, 1
 
 @jit
 def _random_word(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """SplitMix64, its constants as signed integers; shifts bring zeros from the left."""
+    """Returns a word of SplitMix64. Its constants are signed integers, and shifts are masked to be
+    logical."""
     state = seed + position * -7046029254386353131
     state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -36,7 +38,7 @@ def _force_kernel(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a row."""
+    """One lane per row."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     seed = tl.load(seed_ptr + row, mask=is_row, other=0)
@@ -62,11 +64,11 @@ def force_acceptance(
     thresholds: torch.Tensor,  # [depth or more] int64, 0 .. 2^32
     vocab_size: int,
 ) -> None:
-    """Draft i is accepted if those before it were and the word of (seed, its position) is below
+    """Accepts draft i if those before it were accepted and the random word of (seed, its position) is below
     thresholds[i].
 
-    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id.
-    Where no valid draft follows, sampled tokens stay.
+    Accepted drafts are written to sampled. Where a draft is not accepted, a sampled token equal to it becomes
+    the next id. Where there is no valid draft, sampled tokens stay.
     """
     check_dense(sampled, tokens, is_valid, seeds, start_positions, thresholds)
     num_rows, width = sampled.shape

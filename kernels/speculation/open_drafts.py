@@ -1,4 +1,4 @@
-"""Opens one pass of the MTP layer over each row's newest pairs, in one launch."""
+"""Builds the inputs of one pass of the MTP layer over each row's newest pairs, in one launch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _open_drafts_kernel(
     ROWS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One lane a row."""
+    """One lane per row."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -75,20 +75,21 @@ def _open_drafts_kernel(
 def open_drafts(
     rows: RowState,
     token_ids: torch.Tensor,  # [N, W] int64
-    counts: torch.Tensor | None,  # [N] int64, 1 .. W: tokens of each row that are there; None: all W
+    counts: torch.Tensor | None,  # [N] int64, 1 .. W: tokens of each row; None: W
     ahead: int,
     block_size_tokens: int,
     *,
     out: DraftWindow | None = None,
 ) -> DraftWindow:
-    """A row's tokens end at position L + ahead, L = kv_lengths; from its limit on they are not valid."""
+    """Returns the window of each row's tokens, which end at position L + ahead, L = kv_lengths. Tokens from
+    the row's limit on are not valid."""
     num_rows, width = token_ids.shape
     window = DraftWindow.empty(num_rows, width, token_ids.device) if out is None else out
     given_counts = rows.kv_lengths if counts is None else counts
     opened = tuple(getattr(window, name) for name in DraftWindow.__slots__)
     check_dense(rows.kv_lengths, rows.limits, given_counts, *opened)
     table = rows.granted_block_ids
-    assert table.stride(1) == 1, "block ids of a row stand side by side"
+    assert table.stride(1) == 1, "block ids of a row are adjacent"
     if num_rows > 0:
         overlaps, launch = overlap(token_ids.device)
         _open_drafts_kernel[(blocks_of(num_rows, _ROWS),)](

@@ -1,4 +1,4 @@
-"""Gathers what the next forward pass starts from: bonus tokens, their places, the accepted drafts."""
+"""Gathers the inputs of the next forward pass: bonus tokens, their indices, and the accepted drafts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _prepare_kernel(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a row, decode rows first."""
+    """One lane per row, decode rows first."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     is_decode = row < num_decode
@@ -53,7 +53,7 @@ def _prepare_kernel(
 def prepare_next_forward_pass(
     num_decode_requests: int,
     output_tokens: torch.Tensor,  # [total] or [1, total] integer
-    required_logit_indices: torch.Tensor,  # [total] integer: place of each packed token
+    required_logit_indices: torch.Tensor,  # [total] integer: index of each packed token
     last_one_indices: torch.Tensor,  # [rows] int64
     accepted_tokens_mask: torch.Tensor,  # [total] bool
     input_tokens: torch.Tensor,  # [total] or [1, total] integer
@@ -63,7 +63,8 @@ def prepare_next_forward_pass(
     accepted_token_counts: torch.Tensor,  # [>= decode rows] integer, written
     num_speculative_tokens: int,
 ) -> None:
-    """Fills the caller's buffers; what they hold beyond the rows, and for prefill rows, stays as it is."""
+    """Fills the caller's buffers. Their entries beyond the rows, and the accepted tokens of prefill rows, are
+    not changed."""
     check_dense(output_tokens, required_logit_indices, last_one_indices, accepted_tokens_mask)
     check_dense(input_tokens, sampled_tokens_buf, last_accepted_seq_buf, accepted_token_counts)
     rows = last_one_indices.numel()

@@ -1,4 +1,4 @@
-"""Finds where a drafter samples in a padded batch, and how many tokens were rejected."""
+"""Finds the tokens at which a drafter samples in a padded batch, and the numbers of rejected tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _prepare_inputs_kernel(
     num_requests: tl.tensor,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a request."""
+    """One lane per request."""
     request = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_request = request < num_requests
     exists = is_request & (request < num_existing)
@@ -40,14 +40,14 @@ def _prepare_inputs_kernel(
 def prepare_drafter_inputs_padded(
     cu_num_draft_tokens: torch.Tensor,  # [R] integer: drafts of each request and all before it
     valid_sampled_counts: torch.Tensor,  # [R] integer: tokens kept, one more than the accepted drafts
-    query_start_loc: torch.Tensor,  # [R + 1] integer: place of each request's first token, then their number
+    query_start_loc: torch.Tensor,  # [R + 1] integer: index of each request's first token, then of the end
     num_requests: int | None = None,  # the requests that exist; None: all R
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (token_indices_to_sample, num_rejected_tokens), [R] each, 0 for requests that do not exist.
 
-    The rejected tokens stay in the batch, behind the others of their request; the drafter samples at the
-    token before them. After vLLM's `eagle_prepare_inputs_padded_kernel`; the twin says what the engine does
-    instead.
+    The rejected tokens stay in the batch, after the others of their request; the drafter samples at the token
+    before them. Semantics as in vLLM's `eagle_prepare_inputs_padded_kernel`; the twin explains what the
+    engine does instead.
     """
     check_dense(cu_num_draft_tokens, valid_sampled_counts, query_start_loc)
     rows = len(valid_sampled_counts)

@@ -1,4 +1,4 @@
-"""Picks the token that each request goes on from, out of a padded batch of sampled tokens."""
+"""Selects each request's next input token from a padded batch of sampled tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _next_tokens_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a request."""
+    """One lane per request."""
     request = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_request = request < num_requests
     is_kept = is_request & (tl.load(discard_ptr + request, mask=is_request, other=1) == 0)
@@ -52,9 +52,9 @@ def prepare_next_tokens_padded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (next_token_ids, valid_counts), [R] each, both of the sampled tokens' dtype.
 
-    Valid are the tokens other than -1 and below vocab_size; the next token is the last of them, the backup
-    token where there is none. A discarded request has no valid tokens. After vLLM's
-    `eagle_prepare_next_token_padded_kernel`; the twin says what the engine does instead.
+    Tokens other than -1 and below vocab_size are valid. The next token is the last valid one, or the backup
+    token if there is none. A discarded request has no valid tokens. Semantics as in vLLM's
+    `eagle_prepare_next_token_padded_kernel`; the twin explains what the engine does instead.
     """
     check_dense(discard_mask, backup_token_ids)
     rows, width = sampled_token_ids.shape

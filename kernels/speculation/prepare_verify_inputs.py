@@ -1,4 +1,4 @@
-"""Builds the target's inputs for K+1 tokens a row and advances the lengths, in one launch."""
+"""Builds the target's inputs for K + 1 tokens per row and advances the lengths, in one launch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _open_kernel(
     ROWS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One lane a row."""
+    """One lane per row."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -62,7 +62,7 @@ def _open_kernel(
     tl.store(next_ptr + row, tl.where(is_live, length, 0) + 1, mask=is_row)
     tl.store(end_ptr + row, tl.where(is_live, length + tl.minimum(room, DEPTH + 1), 0), mask=is_row)
 
-    # A window reaches over at most one boundary, because DEPTH < BLOCK_SIZE: two blocks hold all of it.
+    # A window crosses at most one block boundary, because DEPTH < BLOCK_SIZE: two blocks hold all of it.
     first_column = length // BLOCK_SIZE
     last_column = (length + DEPTH) // BLOCK_SIZE
     blocks_ptr = granted_ptr + row * granted_stride
@@ -105,7 +105,7 @@ def _advance_row(
     DEPTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    """Counts the DEPTH + 1 tokens of a window into the rows that are live and gives them the granted block
+    """Adds the DEPTH + 1 tokens of a window to the lengths of live rows and allocates the granted block that
     they reach."""
     new_length = length + DEPTH + 1
     tl.store(length_ptr + row, new_length, mask=is_live)
@@ -130,7 +130,7 @@ def prepare_verify_inputs(
     *,
     out: RoundWindow | None = None,
 ) -> RoundWindow:
-    """Returns the window [t_L, d_1 .. d_S] of each row, and counts its tokens into each row that is live.
+    """Returns the window [t_L, d_1 .. d_S] of each row, and adds its tokens to the lengths of live rows.
 
     A draft beyond the row's limit or depth cap is not valid.
     """
@@ -142,7 +142,7 @@ def prepare_verify_inputs(
     opened = tuple(getattr(window, name) for name in RoundWindow.__slots__)
     check_dense(*vectors, *places, rows.prefill_status, *opened)
     tables = rows.kv_block_ids, rows.granted_block_ids
-    assert all(table.stride(1) == 1 for table in tables), "block ids of a row stand side by side"
+    assert all(table.stride(1) == 1 for table in tables), "block ids of a row are adjacent"
     if num_rows > 0:
         overlaps, launch = overlap(drafts.device)
         _open_kernel[(blocks_of(num_rows, _ROWS),)](

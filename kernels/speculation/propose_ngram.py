@@ -11,7 +11,7 @@ from headway.kernels.types._predictions import Predictions
 from headway.kernels.types._row_state import RowState
 
 _TOKENS, _WARPS = 4096, 8
-_PLACES = 1 << 24  # more than a prediction has
+_PLACES = 1 << 24  # more than the tokens of a prediction
 
 
 @jit_once_for("table_stride")
@@ -37,8 +37,8 @@ def _propose_kernel(
     PLACES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program per row; goes over the row's tokens from the last to the first until a whole n-gram is
-    found, then over its prediction, if PREDICTED_NGRAM is not 0."""
+    """Each program searches a row's tokens from the last to the first until it finds a whole n-gram, and then
+    the row's prediction if PREDICTED_NGRAM is not 0."""
     row = tl.program_id(0).to(tl.int64)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
@@ -48,7 +48,7 @@ def _propose_kernel(
     last = tl.load(last_token_ptr + row)
     table_ptr += row * table_stride
 
-    # The greatest of (tokens that agree, place) in one number; -1 while there is none.
+    # The maximum of (number of matching tokens, place), packed in one number; -1: no match.
     best = tl.full((), -1, tl.int64)
     first = tl.where(is_live & (length > 0), (length - 1) // TOKENS * TOKENS, -1)
     while (first >= 0) & (best < (MAX_NGRAM << 32)):
@@ -66,7 +66,7 @@ def _propose_kernel(
         best = tl.maximum(best, tl.max(tl.where(num_matching > 0, (num_matching << 32) + end, -1)))
         first -= TOKENS
 
-    # The tokens after the place that was found, again and again where they reach the last one.
+    # The tokens after the match, repeated where they reach the last token.
     is_found = best >= 0
     end = best & 0xFFFFFFFF
     period = tl.where(is_found, length - end, 1)
@@ -78,7 +78,7 @@ def _propose_kernel(
         predicted_ptr += tl.load(state_id_ptr + row) * predicted_stride
         num_predicted = tl.where(is_live, tl.load(num_predicted_ptr + row), 0)
         reached = length - tl.load(start_ptr + row)
-        # The greatest of (tokens that agree, nearness, place) in one number; -1 while there is none.
+        # The maximum of (number of matching tokens, nearness, place), packed in one number; -1: no match.
         nearest = tl.full((), -1, tl.int64)
         first = tl.full((), 0, tl.int64)
         while first < num_predicted - 1:
@@ -112,7 +112,7 @@ def _token_at(
     is_inside: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
 ) -> tl.tensor:
-    """int64: the row's token at this place, -1 where is_inside is false."""
+    """Returns the row's token at this place, int64; -1 where is_inside is false."""
     block = tl.load(table_ptr + place // BLOCK_SIZE, mask=is_inside, other=0)
     token = tl.load(cache_ptr + block * BLOCK_SIZE + place % BLOCK_SIZE, mask=is_inside, other=-1)
     return token.to(tl.int64)
@@ -126,15 +126,15 @@ def propose_ngram(
     max_ngram: int,
     predictions: Predictions | None = None,
 ) -> torch.Tensor:
-    """[N, S] int64: the drafts of each row, 0 for padding.
+    """Returns the drafts of each row, [N, S] int64, 0 for padding.
 
-    Of the longest suffix of the row's tokens, at most max_ngram long, that occurs before, the latest earlier
-    occurrence is taken; the drafts are the tokens that follow it. Nothing beyond the row's length is read.
+    The drafts are the tokens after the latest earlier occurrence of the longest suffix of the row's tokens,
+    at most max_ngram long, that occurs before. Nothing beyond the row's length is read.
 
-    predictions: a row's prediction is searched first: the longest suffix, at most predictions.max_ngram long,
-    that occurs in it before its last token, and of equal ones the nearest to the place that the last token
-    has in the row's own text. It gives the drafts unless the row itself repeats a longer suffix; beyond its
-    end its last token is drafted.
+    predictions: a row's prediction is searched first, for the longest suffix, at most predictions.max_ngram
+    long, that occurs in it before its last token. Of equal matches the one nearest to the place of the last
+    token in the row's own text wins. It provides the drafts unless the row itself repeats a longer suffix;
+    beyond its end its last token is drafted.
     """
     table, num_rows = rows.granted_block_ids, len(rows.limits)
     check_dense(rows.last_tokens, rows.kv_lengths, rows.limits, token_cache)

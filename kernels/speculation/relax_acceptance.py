@@ -30,7 +30,7 @@ def _judge_kernel(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """One program a draft: once over the vocabulary."""
+    """Each program judges a draft, in one pass over the vocabulary."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1)
     cell = row * (DEPTH + 1) + place + 1
@@ -39,7 +39,7 @@ def _judge_kernel(
     own = tl.load(line_ptr + tl.load(token_ptr + cell)).to(WIDE)
     is_probable = (tl.load(valid_ptr + cell) != 0) & (own > -float("inf")) & (own < float("inf"))
     if is_probable & (phase != 0):
-        # The greatest so far is finite, for it is no less than the draft's own.
+        # The greatest logit so far is finite, because it is not below the draft's own.
         best = own
         total = own * 0
         num_above = tl.full((), 0, tl.int32)
@@ -71,7 +71,7 @@ def _relax_kernel(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a row."""
+    """One lane per row."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     line = 3 * tl.load(id_ptr + row, mask=is_row, other=0)
@@ -105,14 +105,14 @@ def relax_acceptance(
     top_k: int,
     max_gap: float,
 ) -> None:
-    """Writes each draft that is accepted over what the target sampled in its place.
+    """Overwrites the target's sampled tokens with the drafts that are accepted.
 
-    The relaxed acceptance of TensorRT-LLM's MTP decoding: in a row that reasons a draft is accepted, too, if
-    fewer than top_k tokens are more probable and the most probable one is so by max_gap at most. The twin
-    says what a line of spans is, and shows an example.
+    This is the relaxed acceptance of TensorRT-LLM's MTP decoding: in a row that reasons a draft is also
+    accepted if fewer than top_k tokens are more probable and the most probable one is so by at most max_gap.
+    The twin explains a line of spans and shows an example.
     """
     check_dense(sampled, tokens, is_valid, state_ids, spans)
-    assert logits.stride(2) == 1, "logits of a place stand side by side"
+    assert logits.stride(2) == 1, "logits of a place are adjacent"
     num_rows, width = sampled.shape
     if num_rows == 0:
         return

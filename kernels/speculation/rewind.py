@@ -33,7 +33,7 @@ def _rewind_kernel(
     ACTIVE_IS_POINTER: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a row."""
+    """One lane per row."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     if ACTIVE_IS_POINTER:
         active = tl.load(active)
@@ -67,7 +67,10 @@ def rewind_kv_cache(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every vector may be [N] or [1, N]. Returns (blocks_to_release [N], remove_mask [N] bool)."""
+    """Removes rejected tokens from the rows. Returns (blocks_to_release [N], remove_mask [N] bool).
+
+    Every vector may be [N] or [1, N]. The twin shows an example.
+    """
     check_window(num_speculative_tokens, block_size_tokens)
     check_dense(accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets)
     check_dense(kv_block_counts, last_kv_block_id)

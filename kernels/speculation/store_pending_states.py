@@ -1,4 +1,4 @@
-"""Keeps the hidden states of a round that later passes of the MTP layer begin with, in one launch."""
+"""Stores the hidden states of a round from which later passes of the MTP layer begin, in one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _keep_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program a token."""
+    """Each program stores a token's state."""
     token = tl.program_id(0).to(tl.int64)
     row, place = token // window, token % window
     column = tl.arange(0, BLOCK)
@@ -58,18 +58,18 @@ def _keep_kernel(
 @falls_back_to(store_pending_states_twin)
 def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
-    prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
-    state_ids: torch.Tensor,  # [N] int64: the row's entry of pending_hidden, each another
+    prefill_status: torch.Tensor,  # [N] int64, 1: the row is not changed
+    state_ids: torch.Tensor,  # [N] int64: the row's entry of pending_hidden, distinct
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
-    pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` left them
+    pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` wrote them
     pending_hidden: torch.Tensor,  # [entries, >= S + 1, hidden], written
     block_hidden: torch.Tensor,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
     """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
 
-    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is
-    pending.
+    They are stored at the places of their tokens: from the first place on or, without drafts (S = 0), at the
+    last pending one.
     """
     rows, window, hidden = states.shape
     check_dense(states, prefill_status, state_ids, slot_mapping, pending_counts, block_hidden)

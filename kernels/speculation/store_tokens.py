@@ -1,4 +1,4 @@
-"""Writes token ids to their slots of a paged cache."""
+"""Writes token ids to their slots of a paged token cache."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store_tokens(
     slot_mapping: torch.Tensor,  # [tokens] int64: block id * block size + offset; -1: not written
     token_cache: torch.Tensor,  # [num_blocks, block_size] int32, written
 ) -> None:
-    """Writes each token id to its slot; other cells are not touched."""
+    """Writes each token id to its slot; other slots are not changed."""
     check_dense(token_ids, slot_mapping, token_cache)
     num_tokens = token_ids.numel()
     if num_tokens > 0:

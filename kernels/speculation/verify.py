@@ -1,4 +1,4 @@
-"""Verifies the drafts of a packed batch against what the target chose."""
+"""Verifies the drafts of a packed batch against the target's tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _verify_kernel(
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """One lane a row, decode rows first."""
+    """One lane per row, decode rows first."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     is_decode = row < num_decode
-    # Row r begins at r * (DEPTH + 1), less the DEPTH places that each prefill row before it does not have.
+    # Row r begins at r * (DEPTH + 1), minus DEPTH for each prefill row before it, which has no drafts.
     first = row * (DEPTH + 1) - tl.maximum(row - num_decode, 0) * DEPTH
     tl.store(mask_ptr + first, is_row, mask=is_row)
     is_accepted = is_decode
@@ -52,7 +52,10 @@ def verify_speculative_tokens(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total] themselves)."""
+    """Returns (last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total]).
+
+    last_one_indices: the index of each row's last accepted token. The twin shows an example.
+    """
     check_dense(input_tokens, output_tokens)
     tokens, rows = input_tokens.view(-1), num_decode_requests + num_prefill_requests
     if out is None:

@@ -1,4 +1,4 @@
-"""Verifies a round's drafts and moves its rows on: verify, prepare and rewind in one launch."""
+"""Verifies a round's drafts and advances its rows: verify, prepare and rewind in one launch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _commit_kernel(
     ROWS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One lane a row."""
+    """One lane per row."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -64,7 +64,7 @@ def _commit_kernel(
     accepted = tl.zeros((ROWS,), tl.int64)
     picked = tl.load(picked_ptr + first, mask=is_row, other=0)
     bonus = picked
-    # A round without drafts has consumed no pending pair: its own is appended.
+    # A round without drafts has consumed no pending pair, so that its own is appended.
     first_pending = tl.zeros((ROWS,), tl.int64)
     if DEPTH == 0:
         num_pending = tl.load(pending_count_ptr + row, mask=is_live, other=0)
@@ -104,8 +104,8 @@ def verify_and_rewind(
     broken: torch.Tensor | None = None,  # [N, S + 1] bool: as `sample` writes it
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they
-    are broken."""
+    """Returns [N, S + 2] int64: the number of sampled tokens that stay (0 for padding), then all of them, -1
+    where they are broken. The twin explains the changes of the rows."""
     num_rows, width = sampled.shape
     check_window(width - 1, block_size_tokens)
     emitted = (

@@ -11,33 +11,33 @@ import torch
 class RowState:
     """N rows at fixed addresses; a row with kv_lengths >= limits is padding. Everything is int64.
 
-    Only granted_block_ids and pending_tokens may have rows that stand apart.
+    Only granted_block_ids and pending_tokens may have gaps between rows.
     """
 
     last_tokens: torch.Tensor  # [N]: the first token that is not in the cache
     kv_lengths: torch.Tensor  # [N]: tokens in the cache
     limits: torch.Tensor  # [N]: positions at or beyond it are never computed
-    depth_caps: torch.Tensor  # [N]: drafts that the row allows
-    last_block_offsets: torch.Tensor  # [N]: of the last token in the cache, in its block
-    block_counts: torch.Tensor  # [N]
-    last_block_ids: torch.Tensor  # [N]
+    depth_caps: torch.Tensor  # [N]: the most drafts of the row
+    last_block_offsets: torch.Tensor  # [N]: the offset of the last token in the cache in its block
+    block_counts: torch.Tensor  # [N]: blocks in use
+    last_block_ids: torch.Tensor  # [N]: the last block in use
     kv_block_ids: torch.Tensor  # [N, max_blocks]: blocks in use, -1 beyond
     granted_block_ids: torch.Tensor  # [N, max_blocks]: blocks that may be used, -1 beyond
     prefill_status: torch.Tensor  # [N]: 1 for rows that the round does not change
-    pending_tokens: torch.Tensor  # [N, >= S + 1]
-    pending_counts: torch.Tensor  # [N]
+    pending_tokens: torch.Tensor  # [N, >= S + 1]: tokens that the MTP layer has not processed
+    pending_counts: torch.Tensor  # [N]: the number of these
 
 
 @dataclass(frozen=True, slots=True)
 class RoundWindow:
-    """The target's input of a round, t_L, d_1 .. d_S by row; what is not valid is id 0 at position 0."""
+    """The target's inputs of a round, t_L, d_1 .. d_S of each row; invalid tokens have id 0 at position 0."""
 
     token_ids: torch.Tensor  # [N, S + 1] int64
     positions: torch.Tensor  # [N, S + 1] int64
     slot_mapping: torch.Tensor  # [N, S + 1] int64: block id * block size + offset; -1: not written
     is_valid: torch.Tensor  # [N, S + 1] bool: within the row's limit and depth cap
     start_positions: torch.Tensor  # [N] int64: L, 0 for padding rows
-    end_positions: torch.Tensor  # [N] int64: what is valid ends before it, 0 for padding rows
+    end_positions: torch.Tensor  # [N] int64: valid tokens end before it, 0 for padding rows
     next_positions: torch.Tensor  # [N] int64: of the token sampled after the first, 1 for padding rows
 
     @classmethod
@@ -53,15 +53,15 @@ class RoundWindow:
 
 @dataclass(frozen=True, slots=True)
 class DraftWindow:
-    """The MTP layer's input of one pass, some pairs by row; what is not valid is id 0 at position 0."""
+    """The MTP layer's inputs of one pass, W pairs of each row; invalid pairs have id 0 at position 0."""
 
     token_ids: torch.Tensor  # [N, W] int64
     positions: torch.Tensor  # [N, W] int64
     slot_mapping: torch.Tensor  # [N, W] int64: block id * block size + offset; -1: not written
     start_positions: torch.Tensor  # [N] int64: of the first pair, 0 for padding rows
-    end_positions: torch.Tensor  # [N] int64: what is valid ends before it, 0 for padding rows
-    last_places: torch.Tensor  # [N] int64: of each row's last pair in the flat window
-    next_positions: torch.Tensor  # [N] int64: where the draft that follows stands, 1 for padding rows
+    end_positions: torch.Tensor  # [N] int64: valid pairs end before it, 0 for padding rows
+    last_places: torch.Tensor  # [N] int64: the index of each row's last pair in the flat window
+    next_positions: torch.Tensor  # [N] int64: the position of the next draft, 1 for padding rows
 
     @classmethod
     def empty(cls, num_rows: int, width: int, device: torch.device) -> DraftWindow:

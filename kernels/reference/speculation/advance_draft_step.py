@@ -1,4 +1,4 @@
-"""Moves an autoregressive drafter on by one token a request (PyTorch twin)."""
+"""Advances an autoregressive drafter by one token per request (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def advance_draft_step(
-    positions: torch.Tensor,  # [R] integer: of the tokens that the drafter has seen last
+    positions: torch.Tensor,  # [R] integer: of the last tokens that the drafter has processed
     block_table: torch.Tensor,  # [R, max_blocks] integer
     seq_lens: torch.Tensor,  # [R] integer, in place
     block_size: int,
@@ -15,19 +15,19 @@ def advance_draft_step(
     out_slot_mapping: torch.Tensor,  # [>= input_batch_size] integer, written
     input_batch_size: int | None = None,  # the graph's requests; None: R
 ) -> None:
-    """The new position is the next one, its slot block id * block_size + offset, and the length grows by 1.
+    """Writes the next positions and their slots, block id * block_size + offset, and increments the lengths.
 
-    A request whose new position is not below max_model_len gets position 0, slot -1 and length 1, so that
-    what it computes is not stored and stays cheap. Lengths stay within max_model_len, and the number of a
-    block within the table. Slots from R to input_batch_size are -1; nothing else is written there. Blocks of
-    4, max_model_len 8:
+    A request whose new position is not below max_model_len gets position 0, slot -1 and length 1, so that its
+    keys and values are not stored and its attention is cheap. Lengths are limited to max_model_len, and
+    columns of the block table to its width. Slots from R to input_batch_size are -1; nothing else is written
+    there. With blocks of 4 and max_model_len 8:
 
         positions 2 3 7   table 5 6     new positions 3 4 0   slots  23 32 -1
                                 9 8
                                 1 2
 
-    After vLLM's `eagle_step_update_slot_mapping_and_metadata`. The engine's drafters take such a step by
-    `open_drafts`, which finds slots by the same device function and ends a row at its own limit.
+    Semantics as in vLLM's `eagle_step_update_slot_mapping_and_metadata`. The engine's drafters use
+    `open_drafts` instead, which computes slots by the same device function and ends a row at its own limit.
     """
     num_requests = len(positions)
     new = positions + 1

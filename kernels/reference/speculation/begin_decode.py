@@ -10,11 +10,11 @@ from headway.kernels.types._row_state import RowState
 def begin_decode(
     rows: RowState,  # in place: all but limits, depth_caps, grants and prefill_status
     index: torch.Tensor,  # [n] int64: rows, each once
-    tokens: torch.Tensor,  # [n] int64: what follows their prompts
+    tokens: torch.Tensor,  # [n] int64: the tokens after their prompts, the first that are not in the cache
     lengths: torch.Tensor,  # [n] int64: of the prompts, 1 or more, in granted blocks
     block_size_tokens: int,
 ) -> None:
-    """Makes these rows take part from the next round on; the token is the first that is not in the cache."""
+    """Makes these rows take part in rounds from the next round on."""
     counts = (lengths + block_size_tokens - 1) // block_size_tokens
     granted = rows.granted_block_ids[index]
     places = torch.arange(granted.shape[1], device=index.device)

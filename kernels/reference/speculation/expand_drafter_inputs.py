@@ -1,4 +1,4 @@
-"""Makes room among the target's inputs for the tokens that a drafter drafts at once (PyTorch twin)."""
+"""Expands the target's inputs to those of a drafter that drafts several tokens in one pass (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def expand_drafter_inputs(
     target_token_ids: torch.Tensor,  # [tokens] integer
     target_positions: torch.Tensor,  # [tokens] integer
     next_token_ids: torch.Tensor,  # [R] integer: the bonus token of each request
-    query_start_loc: torch.Tensor,  # [R + 1] integer: place of each request's first token, then of their end
-    query_end_loc: torch.Tensor,  # [R] integer: place of each request's last token that was not rejected
+    query_start_loc: torch.Tensor,  # [R + 1] integer: index of each request's first token, then of the end
+    query_end_loc: torch.Tensor,  # [R] integer: index of each request's last token that was not rejected
     *,
     padding_token_id: int,
     parallel_token_id: int,
@@ -21,26 +21,27 @@ def expand_drafter_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns (token_ids, positions, is_rejected, is_masked, new_token_indices, hidden_state_mapping).
 
-    With P = num_padding_slots, 1 or more, each request has P tokens more, P - 1 with shift, which drops its
-    first token: its valid tokens, its bonus token, P - 1 tokens parallel_token_id, and padding_token_id for
-    each rejected token. Positions count from the position of the request's first token, 0 where rejected. A
-    request of the tokens a b c at positions 5 6 7, of which c was rejected, with bonus token s and P = 3:
+    With P = num_padding_slots each request gets P more tokens; with shift it gets P - 1 more and loses its
+    first token. Its tokens are then its valid tokens, its bonus token, P - 1 tokens parallel_token_id, and
+    padding_token_id for each rejected token. Positions count from the position of the request's first token,
+    and are 0 for rejected tokens. A request of the tokens a b c at positions 5 6 7, of which c was rejected,
+    with bonus token s and P = 3:
 
         without shift   a b s m m p   positions 5 6 7 8 9 0   is_masked 0 0 0 1 1 0   new  2 3 4
         with shift      b s m m p     positions 5 6 7 8 0     is_masked 0 0 1 1 0     new  1 2 3
 
-    token_ids, positions, is_rejected (bool) and is_masked (bool) are flat over all requests,
-    new_token_indices [R * P] are the places of bonus and parallel tokens there. hidden_state_mapping
-    [tokens], above 0 1 2, is None without shift: for each input token, a rejected one, too, the place of
-    equal rank in its request. Each request has a token that was not rejected. Tokens behind the last request,
-    padding of a graph, count as rejected ones of that request. The first two results have the dtypes of what
-    they come from, the indices that of query_start_loc.
+    token_ids, positions, is_rejected (bool) and is_masked (bool) are flat over all requests, and
+    new_token_indices [R * P] are the indices of bonus and parallel tokens in them. hidden_state_mapping
+    [tokens] is the index of equal rank in its request for each input token, also for rejected ones (0 1 2
+    above); it is None without shift. Each request must have a token that was not rejected. Tokens after the
+    last request, the padding of a graph, count as its rejected tokens. The first two results have the dtypes
+    of their sources, the indices that of query_start_loc.
 
-    Raises ValueError where num_padding_slots is below 1.
+    Raises ValueError if num_padding_slots is below 1.
 
-    After vLLM's `copy_and_expand_eagle_inputs_kernel`, which P-EAGLE and PARD need. No drafter of the engine
-    drafts several tokens in one pass: the MTP head's pairs, with their tokens shifted by one, are what
-    `verify_and_rewind` leaves pending, and `open_drafts` makes a window of them.
+    Semantics as in vLLM's `copy_and_expand_eagle_inputs_kernel`, which P-EAGLE and PARD need. No drafter of
+    the engine drafts several tokens in one pass: `verify_and_rewind` stores the pairs of the MTP head, whose
+    tokens are shifted by one, as pending, and `open_drafts` makes a window of them.
     """
     check_padding_slots(num_padding_slots)
     num_tokens, num_requests, device = len(target_token_ids), len(next_token_ids), target_token_ids.device

@@ -1,5 +1,5 @@
-"""Forces acceptance: overwrites sampled tokens so that drafts are accepted at a given rate (PyTorch twin).
-For measurements."""
+"""Forces an acceptance rate for measurements: overwrites sampled tokens so that drafts are accepted at that
+rate (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def force_acceptance(
     thresholds: torch.Tensor,  # [depth or more] int64, 0 .. 2^32
     vocab_size: int,
 ) -> None:
-    """Draft i is accepted if those before it were and the word of (seed, its position) is below
+    """Accepts draft i if those before it were accepted and the random word of (seed, its position) is below
     thresholds[i].
 
-    Accepted drafts are written to sampled; elsewhere a sampled token equal to the draft becomes the next id.
-    Where no valid draft follows, sampled tokens stay.
+    Accepted drafts are written to sampled. Where a draft is not accepted, a sampled token equal to it becomes
+    the next id. Where there is no valid draft, sampled tokens stay.
     """
     drafts, own = tokens[:, 1:], sampled[:, :-1]
     depth = drafts.shape[1]
@@ -38,7 +38,7 @@ def _random_words(
     seeds: torch.Tensor,  # int64, broadcast with positions
     positions: torch.Tensor,  # int64
 ) -> torch.Tensor:
-    """int64 in [0, 2^32): a function of (seed, position)."""
+    """Returns a pseudo-random function of (seed, position), int64 in [0, 2^32)."""
     state = seeds + positions * _STEP
     state = (state ^ _shifted(state, 30)) * _FIRST_FACTOR
     state = (state ^ _shifted(state, 27)) * _SECOND_FACTOR
@@ -46,5 +46,5 @@ def _random_words(
 
 
 def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, with zeros from the left: the sign is a bit like any other."""
+    """Returns the state, logically shifted to the right."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Opens one pass of the MTP layer over each row's newest pairs (PyTorch twin)."""
+"""Builds the inputs of one pass of the MTP layer over each row's newest pairs (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from headway.kernels.types._row_state import DraftWindow, RowState
 def open_drafts(
     rows: RowState,
     token_ids: torch.Tensor,  # [N, W] int64
-    counts: torch.Tensor | None,  # [N] int64, 1 .. W: tokens of each row that are there; None: all W
+    counts: torch.Tensor | None,  # [N] int64, 1 .. W: tokens of each row; None: W
     ahead: int,
     block_size_tokens: int,
     *,
     out: DraftWindow | None = None,
 ) -> DraftWindow:
-    """A row's tokens end at position L + ahead, L = kv_lengths; from its limit on they are not valid.
+    """Returns the window of each row's tokens, which end at position L + ahead, L = kv_lengths. Tokens from
+    the row's limit on are not valid.
 
     A row of L = 6 with 2 of 4 pending tokens, ahead = 0, and the same row with its first draft, ahead = 1:
 

@@ -1,4 +1,4 @@
-"""Gathers what the next forward pass starts from: bonus tokens, their places, the accepted drafts (PyTorch
+"""Gathers the inputs of the next forward pass: bonus tokens, their indices, and the accepted drafts (PyTorch
 twin)."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 def prepare_next_forward_pass(
     num_decode_requests: int,
     output_tokens: torch.Tensor,  # [total] or [1, total] integer
-    required_logit_indices: torch.Tensor,  # [total] integer: place of each packed token
+    required_logit_indices: torch.Tensor,  # [total] integer: index of each packed token
     last_one_indices: torch.Tensor,  # [rows] int64
     accepted_tokens_mask: torch.Tensor,  # [total] bool
     input_tokens: torch.Tensor,  # [total] or [1, total] integer
@@ -19,10 +19,12 @@ def prepare_next_forward_pass(
     accepted_token_counts: torch.Tensor,  # [>= decode rows] integer, written
     num_speculative_tokens: int,
 ) -> None:
-    """Fills the caller's buffers; what they hold beyond the rows, and for prefill rows, stays as it is.
+    """Fills the caller's buffers. Their entries beyond the rows, and the accepted tokens of prefill rows, are
+    not changed.
 
-    Each row's sampled token is the one the target chose after its last accepted input token. Of a decode row
-    with window [t, d1, d2, d3] and mask [1, 1, 0, 0] the accepted tokens are [d1, -1, -1], the count is 1.
+    Each row's sampled token is the one that the target chose after its last accepted input token. For a
+    decode row with window [t, d1, d2, d3] and mask [1, 1, 0, 0] the accepted tokens are [d1, -1, -1], the
+    count is 1.
     """
     last = last_one_indices.view(-1)
     rows, window = last.numel(), num_speculative_tokens + 1

@@ -1,4 +1,4 @@
-"""Picks the token that each request goes on from, out of a padded batch of sampled tokens (PyTorch twin)."""
+"""Selects each request's next input token from a padded batch of sampled tokens (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def prepare_next_tokens_padded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (next_token_ids, valid_counts), [R] each, both of the sampled tokens' dtype.
 
-    Valid are the tokens other than -1 and below vocab_size; the next token is the last of them, the backup
-    token where there is none. A discarded request has no valid tokens. With a vocabulary of 10 and the second
+    Tokens other than -1 and below vocab_size are valid. The next token is the last valid one, or the backup
+    token if there is none. A discarded request has no valid tokens. With a vocabulary of 10 and the second
     request discarded:
 
         sampled   7 3 -1     backup  1     next  3     count  2
                   7 3  5             2           2            0
                  -1 12 -1            4           4            0
 
-    After vLLM's `eagle_prepare_next_token_padded_kernel`. In the engine `verify_and_rewind` leaves the next
-    token of each row in `RowState.last_tokens` and does not change rows whose tokens do not count.
+    Semantics as in vLLM's `eagle_prepare_next_token_padded_kernel`. In the engine `verify_and_rewind` writes
+    the next token of each row to `RowState.last_tokens` and does not change rows whose tokens do not count.
     """
     is_valid = (sampled_token_ids != -1) & (sampled_token_ids < vocab_size) & ~discard_mask[:, None]
     places = torch.arange(sampled_token_ids.shape[1], device=sampled_token_ids.device)

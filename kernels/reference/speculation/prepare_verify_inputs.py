@@ -1,4 +1,4 @@
-"""Builds the target's inputs for K+1 tokens a row and advances the lengths (PyTorch twin)."""
+"""Builds the target's inputs for K + 1 tokens per row and advances the lengths (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def prepare_verify_inputs(
     *,
     out: RoundWindow | None = None,
 ) -> RoundWindow:
-    """Returns the window [t_L, d_1 .. d_S] of each row, and counts its tokens into each row that is live.
+    """Returns the window [t_L, d_1 .. d_S] of each row, and adds its tokens to the lengths of live rows.
 
     A draft beyond the row's limit or depth cap is not valid. S = 3, blocks of 4, a row of 6 tokens with
     limit 9 and granted blocks 5, 7, 2:
@@ -49,7 +49,8 @@ def prepare_verify_inputs(
 
 
 def _advance(rows: RowState, depth: int, block_size: int) -> None:
-    """Counts the depth + 1 tokens of a window into each live row and gives it the block that they reach.
+    """Adds the depth + 1 tokens of a window to each live row's length and allocates the block that they
+    reach.
 
     Block size 4, depth 3: a row of 6 tokens becomes one of 10 and takes its third block.
 

@@ -16,22 +16,22 @@ def propose_ngram(
     max_ngram: int,
     predictions: Predictions | None = None,
 ) -> torch.Tensor:
-    """[N, S] int64: the drafts of each row, 0 for padding.
+    """Returns the drafts of each row, [N, S] int64, 0 for padding.
 
-    Prompt lookup decoding (Saxena, 2023; vLLM's `ngram` method, transformers' `prompt_lookup_num_tokens`). Of
-    the longest suffix of the row's tokens t_0 .. t_L, at most max_ngram long, that occurs before, the latest
-    earlier occurrence is taken; the drafts are the tokens that follow it. Where these reach t_L, they start
-    again after the occurrence, so that text with a period is continued with it. A row whose last token is new
-    gets that token S times. S = 3, max_ngram 2:
+    This is prompt lookup decoding (Saxena, 2023; vLLM's `ngram` method, transformers'
+    `prompt_lookup_num_tokens`). The drafts are the tokens after the latest earlier occurrence of the longest
+    suffix of the row's tokens t_0 .. t_L, at most max_ngram long, that occurs before. Where they reach t_L,
+    they start again after the occurrence, so that periodic text is continued. A row whose last token is new
+    gets that token S times. With S = 3 and max_ngram 2:
 
         t    5 6 7 8 9 5 6      t_L = 6; 5 6 ends at place 1, so that 7 8 9 are the drafts
         t    1 2 1 2            1 2 ends at place 1, L - 1 = 2 tokens follow it: 1 2 1
         t    1 2 3              3 3 3
 
-    predictions (as OpenAI's `prediction`): a row's prediction is searched first: the longest suffix, at most
-    predictions.max_ngram long, that occurs in it before its last token, and of equal ones the nearest to the
-    place that t_L has in the row's own text, of two the later. It gives the drafts unless the row itself
-    repeats a longer suffix; beyond its end its last token is drafted.
+    predictions (as OpenAI's `prediction`): a row's prediction is searched first, for the longest suffix, at
+    most predictions.max_ngram long, that occurs in it before its last token. Of equal matches the one nearest
+    to the place of t_L in the row's own text wins, and of two such the later. It provides the drafts unless
+    the row itself repeats a longer suffix; beyond its end its last token is drafted.
     """
     lengths, last_tokens = rows.kv_lengths, rows.last_tokens
     is_live = lengths < rows.limits
@@ -72,8 +72,8 @@ def _predicted(
     num_drafts: int,
     predictions: Predictions,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns [N, drafts] int64, what each prediction goes on with, and [N] int64, the tokens that agree
-    before; 0: none."""
+    """Returns (the continuation of each prediction, [N, drafts] int64; the number of matching tokens before
+    it, [N] int64, 0: no match)."""
     texts = predictions.token_ids[predictions.state_ids].to(torch.int64)
     ends = torch.arange(texts.shape[1], device=texts.device)
     num_matching = torch.zeros_like(texts)

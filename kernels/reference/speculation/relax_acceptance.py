@@ -8,7 +8,7 @@ import torch
 
 def relax_acceptance(
     sampled: torch.Tensor,  # [rows, depth + 1] int64, in place: all places but the last
-    logits: torch.Tensor,  # [rows, depth + 1, vocab] float: those that were sampled from
+    logits: torch.Tensor,  # [rows, depth + 1, vocab] float: the logits of `sampled`
     tokens: torch.Tensor,  # [rows, depth + 1] int64: a token, then the drafts
     is_valid: torch.Tensor,  # [rows, depth + 1] bool: of the same; a row without valid tokens is padding
     state_ids: torch.Tensor,  # [rows] int64: lines of `spans`, each once
@@ -16,17 +16,17 @@ def relax_acceptance(
     top_k: int,
     max_gap: float,
 ) -> None:
-    """Writes each draft that is accepted over what the target sampled in its place.
+    """Overwrites the target's sampled tokens with the drafts that are accepted.
 
-    The relaxed acceptance of TensorRT-LLM's MTP decoding, on the softmax of the logits as they are, whatever
-    the temperature: a draft is accepted if those before it were, and if it is what the target sampled or, in
-    a row that reasons, fewer than top_k tokens are more probable and the most probable one is so by max_gap
-    at most.
+    This is the relaxed acceptance of TensorRT-LLM's MTP decoding, applied to the softmax of the logits at
+    temperature 1. A draft is accepted if those before it were, and if it equals the target's sampled token
+    or, in a row that reasons, fewer than top_k tokens are more probable and the most probable one is so by at
+    most max_gap.
 
-    A line of spans is (phase, start id, end id). Phase 0: the row does not reason, and will not. 1: it does.
-    2: it does from its next token on if that is the start id, else not at all. Phase 1 ends with the end id.
-    The phase after the call has seen the row's token and its accepted drafts; drafts behind an end id in the
-    same window are verified as ever. With max_gap 0.2, top_k 2 and end id 9:
+    A line of spans is (phase, start id, end id). Phase 0: the row does not reason, and will not. 1: it
+    reasons. 2: it reasons from its next token on if that is the start id, else not at all. Phase 1 ends with
+    the end id. The phase after the call includes the row's token and its accepted drafts; drafts after an end
+    id in the same window are verified without relaxation. With max_gap 0.2, top_k 2 and end id 9:
 
         tokens   5 6 9 7      probability of the drafts .4 .3 .6, of the best token .5 .4 .8
         sampled  8 9 4 3  ->  6 9 4 3, of which verification accepts 6 and 9; phase 1 becomes 0
@@ -53,7 +53,8 @@ def _is_probable(
     top_k: int,
     max_gap: float,
 ) -> torch.Tensor:
-    """[rows, depth] bool. False where a logit is NaN or +inf, and for a draft of no probability."""
+    """Returns whether each draft is probable enough, [rows, depth] bool. It is not if a logit is NaN or +inf,
+    or if its probability is 0."""
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     own = values.gather(2, drafts[:, :, None])
     best = values.amax(2, keepdim=True)

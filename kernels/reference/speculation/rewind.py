@@ -1,6 +1,6 @@
 """Rewinds the KV cache bookkeeping past rejected draft tokens (PyTorch twin).
 
-Knows lengths, offsets and block ids of rows; not what the tokens were nor why they were rejected.
+Knows lengths, offsets and block ids of rows, neither the tokens nor the reason of their rejection.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def rewind_kv_cache(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every vector may be [N] or [1, N]. Returns (blocks_to_release [N], remove_mask [N] bool).
+    """Removes rejected tokens from the rows. Returns (blocks_to_release [N], remove_mask [N] bool).
 
-    With block size 4, 3 drafts and 1 accepted, a row of 10 tokens (window included) goes back by 2:
+    Every vector may be [N] or [1, N]. With block size 4, 3 drafts and 1 accepted, a row of 10 tokens (window
+    included) loses 2:
 
         blocks   0 1 2 3 | 4 5 6 7 | 8 9        offset 1, 3 blocks
         after    0 1 2 3 | 4 5 6 7              offset (1 - 2) mod 4 = 3, 2 blocks, the third is cleared

@@ -1,4 +1,4 @@
-"""Keeps the hidden states of a round that later passes of the MTP layer begin with (PyTorch twin)."""
+"""Stores the hidden states of a round from which later passes of the MTP layer begin (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 
 def store_pending_states(
     states: torch.Tensor,  # [N, S + 1, hidden] float, after each token of the window
-    prefill_status: torch.Tensor,  # [N] int64, 1: the row is left alone
-    state_ids: torch.Tensor,  # [N] int64: the row's entry of pending_hidden, each another
+    prefill_status: torch.Tensor,  # [N] int64, 1: the row is not changed
+    state_ids: torch.Tensor,  # [N] int64: the row's entry of pending_hidden, distinct
     slot_mapping: torch.Tensor,  # [N, S + 1] int64: block id * block size + offset; -1: not in the cache
-    pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` left them
+    pending_counts: torch.Tensor,  # [N] int64, as `verify_and_rewind` wrote them
     pending_hidden: torch.Tensor,  # [entries, >= S + 1, hidden], written
     block_hidden: torch.Tensor,  # [num_blocks + 1, hidden], written; the last belongs to no block
     block_size_tokens: int,
 ) -> None:
     """Stores the window's hidden states of live rows as pending; those at block ends also in block_hidden.
 
-    They go to the places of their tokens: from the first on or, without drafts (S = 0), to the last that is
-    pending.
+    They are stored at the places of their tokens: from the first place on or, without drafts (S = 0), at the
+    last pending one.
     """
     num_rows, width, _ = states.shape
     places = torch.arange(width, device=states.device).expand(num_rows, width)

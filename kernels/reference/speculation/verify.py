@@ -1,4 +1,4 @@
-"""Finds the drafts of a packed batch that the target agrees with (PyTorch twin). Knows ids, not
+"""Verifies the drafts of a packed batch against the target's tokens (PyTorch twin). Knows ids, not
 probabilities."""
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ def verify_speculative_tokens(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total] themselves).
+    """Returns (last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total]).
 
-    Packed: decode rows of S+1 tokens, then one token a prefill row. A row's first token is accepted; the
-    next is as long as it is what the target chose after the one before. S = 2, two decode rows:
+    A batch has decode rows of S + 1 tokens, then one token per prefill row. A row's first token is accepted.
+    Each further token is accepted if the one before is and the target chose it after that one.
+    last_one_indices has the index of each row's last accepted token. With S = 2 and two decode rows:
 
         input    5 6 7 | 5 6 7 | 9          mask      1 1 0 | 1 0 0 | 1
         output   6 8 1 | 8 7 2 | 4          last one  1, 3, 6

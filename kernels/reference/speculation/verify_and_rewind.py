@@ -1,4 +1,4 @@
-"""Verifies a round's drafts and moves its rows on: verify, prepare and rewind in one (PyTorch twin)."""
+"""Verifies a round's drafts and advances its rows: verify, prepare and rewind in one (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def verify_and_rewind(
     broken: torch.Tensor | None = None,  # [N, S + 1] bool: as `sample` writes it
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[N, S + 2] int64: how many of the sampled tokens stay (0 for padding), then all of them, -1 where they
-    are broken.
+    """Returns [N, S + 2] int64: the number of sampled tokens that stay (0 for padding), then all of them, -1
+    where they are broken.
 
-    With a drafts accepted the a + 1 sampled tokens up to the bonus token stay: the row's last token becomes
-    sampled[a], the S - a rejected ones leave the cache, and the sampled tokens are pending, a + 1 of them:
-    from the first place on or, without drafts (S = 0), after those that were pending before, at most in the
-    last place. The row goes on with a broken token as with any other.
+    If a drafts are accepted, the a + 1 sampled tokens up to the bonus token stay. The row's last token
+    becomes sampled[a], the S - a rejected tokens are removed from the cache, and a + 1 sampled tokens are
+    pending: from the first place on or, without drafts (S = 0), after the tokens that were pending before, at
+    most in the last place. A broken token is treated like any other.
     """
     num_rows, width = sampled.shape
     depth = width - 1
@@ -52,7 +52,7 @@ def _accepted(
     window: RoundWindow,
     sampled: torch.Tensor,  # [N, S + 1] int64
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns each row's bonus token and how many drafts are accepted, [N] int64 each."""
+    """Returns (the bonus token, the number of accepted drafts) of each row, [N] int64 each."""
     num_rows, width = sampled.shape
     depth = width - 1
     input_tokens = torch.where(window.is_valid, window.token_ids, -1).flatten()
