@@ -1,6 +1,6 @@
-/* Rotary embedding and attention over the paged cache on an x86 CPU: see _cpu_attention.py, which compiles and
- * calls this. Compile with -ffp-contract=off. What is computed for a query depends on the number of keys that
- * it sees and on nothing else.
+/* Rotary embedding and attention over the paged KV cache on an x86 CPU: see _cpu_attention.py, which compiles and
+ * calls this. Compile with -ffp-contract=off. The order of a query's sums depends on its number of visible keys
+ * alone.
  */
 #include <math.h>
 #include <stdint.h>
@@ -8,7 +8,7 @@
 
 #include "cpu_library.h"
 
-/* A task's queries read each tile of keys, and of values, together. */
+/* All queries of a task read a tile of keys, or of values, before the next tile. */
 enum { TILE_QUERIES = 48, TILE_KEYS = 64, WIDTH = 8 };
 
 typedef struct {
@@ -23,10 +23,10 @@ typedef struct {
     float scale;
 } Attention;
 
-/* Walks through the keys or values of one head, position after position. */
+/* Iterates over the keys or values of one head, position by position. */
 typedef struct {
     const float *at;
-    ptrdiff_t position, left; /* of its block */
+    ptrdiff_t position, left; /* left: positions left in its block */
 } Entries;
 
 static inline const float *next(Entries *e, const Attention *a, const float *cache, const int64_t *blocks, ptrdiff_t head) {
@@ -72,16 +72,15 @@ static inline void score(const float *query, const float *const *keys, ptrdiff_t
     _mm256_storeu_ps(scores, _mm256_mul_ps(sums_of(sums), _mm256_set1_ps(scale)));
 }
 
-/* What a query has got of the keys before: its result is out / total. */
+/* A query's sums over the preceding keys: its result is out / total. */
 typedef struct {
     const float *query;
     float *out;
-    ptrdiff_t count; /* of the keys that it sees */
+    ptrdiff_t count; /* visible keys */
     float largest, total;
 } Query;
 
-/* Replaces a tile's scores by the exponentials of what they are less than the largest so far. Returns the factor by which
- * what the query has got is to be multiplied. */
+/* Replaces a tile's scores by exp(score - the largest score so far). Returns the factor of the query's sums so far. */
 static __m256 exponentials(float *scores, ptrdiff_t count, Query *q) {
     float before = q->largest, all[LANES];
     __m256 largest = _mm256_set1_ps(before), sums = _mm256_setzero_ps();
@@ -100,7 +99,7 @@ static __m256 exponentials(float *scores, ptrdiff_t count, Query *q) {
     return factor;
 }
 
-/* Adds a tile's weighted values to `vectors` vectors of a result; vectors: constant, so that sums are in registers. */
+/* Adds a tile's weighted values to `vectors` vectors of a result. `vectors` is constant, so that sums are in registers. */
 static inline __attribute__((always_inline)) void add_values(
     float *out, __m256 factor, const float *weights, const float *const *values, ptrdiff_t count, const int vectors) {
     __m256 sums[WIDTH];
@@ -112,7 +111,7 @@ static inline __attribute__((always_inline)) void add_values(
     for (int v = 0; v < vectors; v++) _mm256_storeu_ps(out + v * LANES, sums[v]);
 }
 
-/* Some tokens of a row, of its window from `first` on, and the query heads that share one key head. */
+/* Computes tokens of a row's window from `first` on, for the query heads that share one key head. */
 static void attend(const Attention *a, ptrdiff_t row, ptrdiff_t first, ptrdiff_t head) {
     ptrdiff_t number = smaller(a->tile_tokens, a->window - first) * a->group, dim = a->dim, most = 0;
     const int64_t *blocks = a->table + row * a->table_stride;
@@ -185,12 +184,12 @@ void attention(const float *query, ptrdiff_t token_stride, ptrdiff_t head_stride
     for (ptrdiff_t row = 0; row < rows; row++) most = starts[row] + window > most ? starts[row] + window : most;
     Attention a = {query, token_stride, head_stride, keys, values, table, table_stride, max_blocks, starts, out,
                    rows, window, kv_heads, group, dim, block_size, first_position, TILE_QUERIES / group, scale};
-    /* Few tokens: smaller tiles, so that every thread gets some. */
+    /* Few tokens have smaller tiles, so that every thread gets some. */
     while (a.tile_tokens > 1 && rows * tiles_of(&a) * kv_heads < 2 * threads) a.tile_tokens = (a.tile_tokens + 1) / 2;
     run(attend_share, &a, rows * window * most * kv_heads * group < 4096 ? 1 : threads);
 }
 
-/* Turns dimension i of each head with dimension i + rotary_dim / 2, in place. */
+/* Rotates dimension i of each head with dimension i + rotary_dim / 2, in place. */
 static void turn(float *heads, ptrdiff_t head_stride, ptrdiff_t count, const float *cosines, ptrdiff_t half) {
     const float *sines = cosines + half;
     for (ptrdiff_t head = 0; head < count; head++, heads += head_stride)
@@ -201,7 +200,7 @@ static void turn(float *heads, ptrdiff_t head_stride, ptrdiff_t count, const flo
         }
 }
 
-/* Turns queries and keys and writes keys and values to their slots of the cache; -1: not written. */
+/* Rotates queries and keys and writes keys and values to their slots of the cache; slot -1: not written. */
 void rope_append(float *query, float *key, const float *value, ptrdiff_t query_token_stride, ptrdiff_t query_head_stride,
                  ptrdiff_t token_stride, ptrdiff_t tokens, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t dim,
                  const int64_t *positions, const float *cos_sin, ptrdiff_t rotary_dim, float *keys, float *values,

@@ -1,6 +1,6 @@
-/* Products on an x86 CPU by weights of 4 or 8 bits in groups: see _integer_cpu_linear.py, which compiles and
- * calls this. Compile with -ffp-contract=off: a multiplication and an addition that follows are rounded one
- * by one, or the bits would depend on the compiler.
+/* Quantised GEMM on an x86 CPU with weights of 4 or 8 bits in groups: see _integer_cpu_linear.py, which compiles
+ * and calls this. Compile with -ffp-contract=off: multiplications and additions must be rounded separately, or
+ * the bits would depend on the compiler.
  *
  * A tile holds 8 outputs, one in each lane of a vector. For each group of 32 inputs it has, one after the
  * other, 8 scales and, of 4 bits, 8 minimums in float16, then the codes. Codes of 8 bits: 8 vectors, vector k
@@ -16,15 +16,15 @@
 
 enum { GROUP = 32, OUTPUTS = 8, VECTORS = 8, VECTOR_BYTES = 32, HALVES_BYTES = 16, ROWS_AT_ONCE = 4 };
 
-/* A row's group of inputs is scale * codes; sum is that of these values. */
+/* A row's group of inputs: the values are scale * codes, and `sum` is their sum. */
 typedef struct {
     float scale, sum;
     int8_t codes[GROUP];
 } Inputs;
 
-/* What follows a product, row by row: the bias; then silu of its first half times its second half, written to
- * `result` [rows, num_outputs / 2], or its addition to the residual and the norm of that, written to `result`
- * [rows, num_outputs]. */
+/* The epilogue, row by row: the bias; then either silu of the first half times the second half, written to
+ * `result` [rows, num_outputs / 2], or the residual addition and its norm, written to `result` [rows,
+ * num_outputs]. */
 typedef struct {
     const float *bias; /* [num_outputs]; NULL: none */
     float *result;     /* NULL: the product is all */
@@ -43,14 +43,14 @@ typedef struct {
     const Epilogue *epilogue;
 } Product;
 
-/* Of a tile's group. */
+/* Returns the bytes of a group of a tile. */
 static ptrdiff_t group_bytes(int bits) {
     return bits == 4 ? 2 * HALVES_BYTES + VECTORS / 2 * VECTOR_BYTES : HALVES_BYTES + VECTORS * VECTOR_BYTES;
 }
 
 static ptrdiff_t groups_of(const Product *p) { return (p->num_inputs + GROUP - 1) / GROUP; }
 
-/* Of the calling thread; the runtime may start fewer threads than were wanted. */
+/* Computes the share of the calling thread. The runtime may start fewer threads than requested. */
 static void share_of(ptrdiff_t count, ptrdiff_t *first, ptrdiff_t *last) {
     ptrdiff_t number = thread_number(), threads = number_of_threads();
     *first = count * number / threads;

@@ -7,5 +7,5 @@ from headway.kernels.runtime._triton import jit, tl
 
 @jit
 def wide(value: tl.tensor) -> tl.tensor:
-    """float64 stays, everything else becomes float32."""
+    """Returns the value in float32, or unchanged if it has float64."""
     return value if value.dtype == tl.float64 else value.to(tl.float32)

@@ -1,5 +1,5 @@
-"""C sources for x86 CPUs, compiled into Triton's cache when they are first needed and called through ctypes,
-with PyTorch's threads. Knows no operation.
+"""Compiles C sources for x86 CPUs into Triton's cache when they are first needed. They are called through
+ctypes and use PyTorch's threads. Knows no operation.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ except ImportError:
 
 _HEADER = Path(__file__).with_name("cpu_library.h")
 _THREAD_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-# A multiplication and an addition are rounded one by one, unless the source says otherwise.
+# Multiplications and additions are rounded separately, unless the source fuses them explicitly.
 _FLAGS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c")
 _VNNI_FLAGS = ("-mavx512vl", "-mavx512vnni")
 logger = logging.getLogger(__name__)
 
 
 def cpu_library(source: Path) -> ctypes.CDLL | None:
-    """Returns the compiled source, which includes cpu_library.h; None, with a line in the log, where the
-    processor, its system or a missing compiler does not allow it."""
+    """Returns the library compiled from the source, which includes cpu_library.h. Returns None and logs the
+    reason if the processor, the system or a missing compiler prevents that."""
     capability = torch.backends.cpu.get_cpu_capability()
     if get_cache_manager is None or capability not in ("AVX2", "AVX512"):
         logger.warning("%s needs Linux and an x86 CPU with AVX2", source.name)
@@ -53,13 +53,13 @@ def cpu_library(source: Path) -> ctypes.CDLL | None:
 
 
 def _loaded(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """Returns the shared library, of the cache or compiled. Raises OSError, and RuntimeError where there is
-    no folder for the cache."""
+    """Returns the shared library, from the cache or newly compiled. Raises OSError, and RuntimeError if there
+    is no folder for the cache."""
     texts = source.read_bytes() + _HEADER.read_bytes() + " ".join(flags).encode()
     kept, name = get_cache_manager(hashlib.sha256(texts).hexdigest()), f"{source.stem}.so"
     found: str | None = kept.get_file(name)
     if found is not None:
-        with suppress(OSError):  # one that was cut off is compiled anew
+        with suppress(OSError):  # a truncated file is compiled again
             return ctypes.CDLL(found)
     compiler = next((path for path in map(shutil.which, ("gcc", "clang")) if path is not None), None)
     if compiler is None:

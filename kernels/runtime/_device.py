@@ -1,6 +1,6 @@
-"""Device properties that launchers need: how many programs fill it, whether launches may overlap.
+"""The device properties that launchers need.
 
-Knows no operation. Asked once a device; no host synchronisation.
+Knows no operation. Properties are queried once per device, without host synchronisation.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import functools
 import torch
 
 _INTERPRETED_SHARED_MEMORY_BYTES = 232_448
-# The interpreter runs programs one after the other: a few show every path.
+# The interpreter runs programs one after the other, and few of them reach every path.
 _INTERPRETED_MULTIPROCESSORS = 2
-_TRANSFERS_A_CLOCK = 2  # of double data rate memory
+_TRANSFERS_A_CLOCK = 2  # double data rate
 
 
 @functools.cache
@@ -24,7 +24,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def memory_bandwidth(device: torch.device) -> float:
-    """Returns the nominal bandwidth of the device's memory in bytes a second; 0 where it is not known."""
+    """Returns the nominal bandwidth of the device's memory in bytes per second; 0 if it is not known."""
     if device.type != "cuda":
         return 0.0
     properties = torch.cuda.get_device_properties(device)
@@ -63,5 +63,5 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def has_float8_products(device: torch.device) -> bool:
-    """Returns whether that device multiplies float8_e4m3fn: Ada, Hopper and later."""
+    """Returns whether the device multiplies float8_e4m3fn, as Ada, Hopper and later do."""
     return _capability(device) >= (8, 9)

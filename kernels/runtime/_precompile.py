@@ -1,8 +1,8 @@
-"""Fills Triton's cache on disk by worker processes, one a core, before kernels are launched.
+"""Compiles kernels into Triton's cache on disk in worker processes, one per core, before they are launched.
 
-Triton compiles a kernel when it is first launched, one after the other: a start with an empty cache waits for
-about 100 kernels. Within `compile_in_workers` a launch whose kernel is not loaded does nothing but record
-which specialisation it needs (Triton's `jit_cache_hook`); worker processes compile the recorded ones, and
+Triton compiles each kernel at its first launch, so that a start with an empty cache waits for about 100
+kernels, one after the other. Within `compile_in_workers` a launch whose kernel is not loaded only records the
+specialisation that it needs (by Triton's `jit_cache_hook`). Worker processes compile the recorded ones, and
 later launches find them in the cache. Knows no operation.
 """
 
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 class Precompiler:
     """Records specialisations and hands them to worker processes.
 
-    The process itself looks recorded kernels up in the cache until the first one that is missing, which it
-    compiles; a start that finds all of them starts no worker. Mutable: the thread that launches is the writer
-    of all but the counts, which the worker threads add to under the lock.
+    The process itself looks up recorded kernels in the cache until one is missing, which it compiles; a start
+    that finds all kernels starts no worker. Mutable: the launching thread writes everything except the
+    counts, which the worker threads increment under the lock.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -67,9 +67,10 @@ class Precompiler:
         return len(self._threads)
 
     def record(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        """Triton's `jit_cache_hook`, called for each launch of a kernel that is not loaded. Returns True:
-        Triton neither compiles nor launches it. What fails here fails again, with its reason, when the kernel
-        is launched in earnest."""
+        """Triton's `jit_cache_hook`, called for each launch of a kernel that is not loaded. Returns True, so
+        that Triton neither compiles nor launches it. An error here occurs again at the real launch, which
+        reports it.
+        """
         key = (fn.module, fn.name, compile["key"])
         if key in self._seen:
             return True
@@ -86,7 +87,8 @@ class Precompiler:
         return True
 
     def finish(self, progress: Callable[[], object]) -> None:
-        """Waits until all that was recorded is compiled or has failed, and warns once of failures."""
+        """Waits until every recorded kernel is compiled or has failed, and logs one warning about
+        failures."""
         for _ in self._threads:
             self._requests.put(None)
         for thread in self._threads:
@@ -103,7 +105,7 @@ class Precompiler:
             )
 
     def abort(self) -> None:
-        """Ends the worker processes without waiting for what they compile."""
+        """Kills the worker processes without waiting for running compilations."""
         self._is_aborted = True
         for _ in self._threads:
             self._requests.put(None)
@@ -114,7 +116,7 @@ class Precompiler:
                 thread.join(_POLL_SECONDS)
 
     def _request(self, wanted: Specialization) -> None:
-        pickle.dumps(wanted)  # what cannot be sent is told here
+        pickle.dumps(wanted)  # raises here if it cannot be sent
         self._requests.put(wanted)
         self._num_requested += 1
         if len(self._threads) < self._max_workers:
@@ -123,7 +125,7 @@ class Precompiler:
             thread.start()
 
     def _run_worker(self) -> None:
-        """Feeds one worker process until there is nothing left, or until it dies: then the others go on."""
+        """Feeds one worker process until nothing is left or it dies; the other workers continue then."""
         try:
             with _started_worker() as process:
                 self._processes.append(process)
@@ -149,12 +151,13 @@ class Precompiler:
 def compile_in_workers(
     progress: Callable[[], object] = lambda: None, *, memory_bytes: int = _MAX_WORKERS * _WORKER_BYTES
 ) -> Iterator[Precompiler]:
-    """Launches of kernels that are not loaded do nothing within it; at its end the cache on disk has them.
+    """Within this context launches of kernels that are not loaded do nothing; at its end the kernels are in
+    the cache on disk.
 
-    For launches whose effects nobody needs, such as those of a CUDA graph that is thrown away; no other
-    thread may launch kernels meanwhile. progress: called a few times a second while workers are waited for.
-    memory_bytes: bounds the number of workers. A kernel that fails to compile, and a worker that dies, raise
-    nothing.
+    It is for launches without lasting effects, such as those of a CUDA graph that is discarded. No other
+    thread may launch kernels meanwhile. progress: called a few times per second while workers run.
+    memory_bytes: limits the number of workers. A kernel that fails to compile or a worker that dies raises no
+    exception.
     """
     fitting = max(memory_bytes // _WORKER_BYTES, 1)
     precompiler = Precompiler(min(len(os.sched_getaffinity(0)), _MAX_WORKERS, fitting))
@@ -173,7 +176,7 @@ def compile_in_workers(
 
 
 def log_compilations() -> None:
-    """From now on logs at debug which kernels this process compiles itself: those that no worker did."""
+    """Makes this process log at level debug every kernel that it compiles itself from now on."""
     if triton is None or not logger.isEnabledFor(logging.DEBUG):
         return
 
@@ -185,7 +188,8 @@ def log_compilations() -> None:
 
 
 def _specialization_of(fn: Any, compile: dict[str, Any]) -> Specialization:
-    """compile: what Triton hands its hook. Only the serialised data have all options."""
+    """Returns the specialisation. compile: an argument of Triton's hook, of which only the serialised data
+    have all options."""
     target = triton.runtime.driver.active.get_current_target()
     options = json.loads(compile["specialization_data"])["options"]
     return Specialization(
@@ -200,8 +204,8 @@ def _specialization_of(fn: Any, compile: dict[str, Any]) -> Specialization:
 
 
 def _started_worker() -> subprocess.Popen[bytes]:
-    """No GPU is visible to it, so that it takes no memory there; a terminal's Ctrl-C reaches its parent
-    only."""
+    """Starts a worker. No GPU is visible to it, so that it uses no GPU memory, and a terminal's Ctrl-C
+    reaches its parent only."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "TRITON_CACHE_DIR": triton.knobs.cache.dir,

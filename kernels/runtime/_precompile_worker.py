@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Specialization(NamedTuple):
-    """The inputs that Triton compiles a kernel from, as its `jit_cache_hook` gives them."""
+    """The inputs from which Triton compiles a kernel, as its `jit_cache_hook` provides them."""
 
     module: str
     name: str  # qualified, within the module
@@ -44,16 +44,16 @@ class Specialization(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """was_missing: whether the cache lacked the kernel. error: why it could not be compiled, empty if it
-    was."""
+    """The result for one specialisation. was_missing: the cache did not have the kernel. error: the reason
+    why it could not be compiled, empty if it was."""
 
     was_missing: bool
     error: str = ""
 
 
 class OfflineDriver(DriverBase):  # type: ignore[misc]
-    """Names the GPU for which Triton compiles. Nothing can be loaded or launched, and no CUDA context is
-    made."""
+    """Names the GPU for which Triton compiles. It can load and launch nothing, and creates no CUDA
+    context."""
 
     def __init__(self, target: tuple[str, int, int]) -> None:
         self._target = GPUTarget(*target)
@@ -79,9 +79,9 @@ class OfflineDriver(DriverBase):  # type: ignore[misc]
 
 
 def compile_specialization(wanted: Specialization) -> bool:
-    """Returns whether Triton's cache on disk lacked the kernel, which has it afterwards.
+    """Compiles the kernel into Triton's cache on disk. Returns whether the cache did not have it before.
 
-    Raises what Triton raises, and ImportError or AttributeError where the module does not have the kernel.
+    Raises Triton's exceptions, and ImportError or AttributeError if the module does not have the kernel.
     """
     kernel: Any = functools.reduce(getattr, wanted.name.split("."), importlib.import_module(wanted.module))
     source_type = GluonASTSource if kernel.is_gluon() else ASTSource
@@ -121,6 +121,6 @@ def answer_requests(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a compiler may print what is no answer
-    with suppress(BrokenPipeError):  # the parent is gone
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a compiler may print other text
+    with suppress(BrokenPipeError):  # the parent has ended
         answer_requests(sys.stdin.buffer, answers)

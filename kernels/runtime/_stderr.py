@@ -1,4 +1,4 @@
-"""Keeps lines from stderr that C++ code writes there, past Python's warnings."""
+"""Discards lines that C++ code writes to stderr, which Python's warning filters do not see."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _STDERR = 2
 
 @contextmanager
 def without_stderr() -> Iterator[None]:
-    """Discards what this process writes to stderr meanwhile, such as PyTorch's line that the choice of a BLAS
-    library is experimental. Does nothing where stderr is closed."""
+    """Discards everything that this process writes to stderr within the context, such as PyTorch's line that
+    the choice of a BLAS library is experimental. Does nothing if stderr is closed."""
     if sys.stderr is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Triton where it is installed, and the one decision about it: which tensors take Triton, which the twin.
+"""Imports Triton if it is installed, and decides which tensors Triton computes and which the twins.
 
-Knows no operation. Without Triton (macOS) the kernels stay plain functions that are never called.
+Knows no operation. Without Triton (macOS) the kernels remain plain functions that are never called.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 class Kernel(Protocol):
-    """A compiled function: launched as kernel[grid](...), called by other kernels as it is."""
+    """A compiled function. It is launched as kernel[grid](...), and other kernels call it directly."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
@@ -41,8 +41,8 @@ def jit(function: Callable[..., Any]) -> Kernel:
 
 
 def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """jit that does not compile anew where one of these integer arguments is 1 or divisible by 16, or where
-    one of these pointers, to what is read a few elements at a time, is not aligned to 16 bytes."""
+    """Like `jit`, but the named arguments cause no further specialisations: neither integers that are 1 or
+    divisible by 16, nor pointers that are not aligned to 16 bytes."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         if triton is None:
@@ -55,8 +55,7 @@ def jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def gluon_jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """jit of Gluon, Triton's lower level, that does not compile anew where one of these arguments is 1 or
-    divisible by 16, a pointer where its address is."""
+    """Like `jit_once_for`, for Gluon, Triton's lower-level language."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         return cast(Kernel, function if gluon is None else gluon.jit(function, do_not_specialize=names))
@@ -65,12 +64,13 @@ def gluon_jit_once_for(*names: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def constexpr_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of constants, called while a Gluon kernel is compiled."""
+    """Marks a function of constants that is called while a Gluon kernel is compiled."""
     return function if gluon is None else cast(Callable[..., Any], gluon.constexpr_function(function))
 
 
 def takes_triton(tensor: torch.Tensor) -> bool:
-    """CUDA tensors, and any tensor under TRITON_INTERPRET=1 (set before the first import)."""
+    """Returns whether Triton computes the tensor: it is on CUDA, or TRITON_INTERPRET=1 was set before the
+    first import."""
     return triton is not None and (tensor.is_cuda or _IS_INTERPRETED)
 
 
@@ -92,28 +92,29 @@ def falls_back_to(twin: Callable[_P, _R]) -> Callable[[Callable[_P, _R]], Callab
 
 
 def takes_gluon(tensor: torch.Tensor) -> bool:
-    """CUDA tensors; nothing interprets Gluon."""
+    """Returns whether Gluon computes the tensor: it is on CUDA; nothing interprets Gluon."""
     return gluon is not None and tensor.is_cuda and not _IS_INTERPRETED
 
 
 def check_dense(*tensors: torch.Tensor) -> None:
-    """The kernels address these by their shape alone."""
+    """Asserts that the tensors are contiguous, because kernels compute their addresses from the shape
+    alone."""
     for tensor in tensors:
         assert tensor.is_contiguous(), (tuple(tensor.shape), tensor.stride())
 
 
 def blocks_of(size: int, block: int) -> int:
-    """Returns how many programs of `block` elements cover `size`."""
+    """Returns the number of blocks of `block` elements that cover `size`."""
     return -(-size // block)
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is not below `size`."""
+    """Returns the smallest power of two that is not below `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def warps_of(block: int) -> int:
-    """Returns the number of warps for a program that goes once over a row of `block` elements."""
+    """Returns the number of warps of a program that reads a row of `block` elements once."""
     return min(max(block // 512, 1), 16)
 
 

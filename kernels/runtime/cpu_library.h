@@ -1,4 +1,4 @@
-/* What C sources share: see _cpu_library.py. The threads are those of the OpenMP runtime that PyTorch has
+/* Shared by the C sources: see _cpu_library.py. The threads are those of the OpenMP runtime that PyTorch has
  * loaded. */
 #include <immintrin.h>
 #include <stddef.h>

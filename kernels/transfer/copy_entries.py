@@ -1,4 +1,4 @@
-"""Copies entries of state to other entries in one launch, without memory for what is under way."""
+"""Copies entries of state to other entries in one launch, without temporary memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.kernels.runtime._triton import (
 )
 
 _BLOCK, _WARPS = 4096, 8
-# State is copied as bits, so that every dtype is.
+# State is copied as integers, so that every dtype works.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,7 +28,7 @@ def _copy_entries_kernel(
     size: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a copy, BLOCK elements of it and layer."""
+    """Each program copies BLOCK elements of an entry in a layer."""
     element = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     layer = tl.program_id(2).to(tl.int64) * entries
     source = tl.load(source_ptr + tl.program_id(0)).to(tl.int64)
@@ -41,9 +41,9 @@ def _copy_entries_kernel(
 def copy_entries(
     memory: torch.Tensor,  # [layers, entries, *shape], in place
     sources: torch.Tensor,  # [n] int64: entries
-    targets: torch.Tensor,  # [n] int64: entries, none of them twice and none a source
+    targets: torch.Tensor,  # [n] int64: entries, distinct and not among the sources
 ) -> None:
-    """memory[:, targets] = memory[:, sources]."""
+    """Sets memory[:, targets] = memory[:, sources]."""
     if not takes_triton(memory):
         copy_entries_twin(memory, sources, targets)
         return

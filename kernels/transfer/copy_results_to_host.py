@@ -1,6 +1,6 @@
 """Copies a round's results and the time to a ring in page-locked memory, which the host reads without a copy.
 
-Part of a round's graph. A copy after the graph took 9 us of an H200's time between two rounds.
+The launch is part of a round's graph. A copy after the graph took an H200 9 us between two rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.kernels.reference.transfer.copy_results_to_host import (
 from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import check_dense, jit_once_for, takes_triton, tl
 
-# All of 400 rows of four tokens at once.
+# One iteration copies 400 rows of four tokens.
 _BLOCK, _WARPS = 2048, 8
 
 
@@ -30,15 +30,15 @@ def _deliver_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program."""
+    """A single program copies everything."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     count = tl.load(count_ptr)
     place_ptr = places_ptr + count % num_places * stride
     tl.store(place_ptr, count)
-    # Each thread reads a clock of its own: the thread that writes one to the ring writes it to packed, too.
-    # So packed is not taken to be aligned: loaded by two numbers a thread, and stored by one, they would
-    # change hands in between.
+    # Each thread reads its own clock, so that the thread that writes the time to the ring must write it to
+    # packed, too. That is why the kernel is compiled for an unaligned packed: with loads of two numbers per
+    # thread and stores of one, other threads would store the numbers.
     time = tl.extra.cuda.globaltimer() if HAS_CLOCK else 0
     for first in range(0, size, BLOCK):
         index = first + tl.arange(0, BLOCK)
@@ -47,7 +47,7 @@ def _deliver_kernel(
             values = tl.where(index == TIME_INDEX, time, values)
             tl.store(packed_ptr + index, values, mask=index == TIME_INDEX)
         tl.store(place_ptr + 1 + index, values, mask=index < size)
-    # One thread writes what all have read.
+    # One thread writes the count after all have read it.
     tl.debug_barrier()
     tl.store(count_ptr, count + 1)
 
@@ -59,11 +59,11 @@ def copy_results_to_host(
     *,
     time_index: int,
 ) -> None:
-    """Writes to the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds,
-    as `stamp`.
+    """Writes count and then packed to entry count % m of the ring. packed[time_index] becomes the time in
+    nanoseconds, as in `stamp`.
 
-    places: on the device, or page-locked on the host. The interpreter has no clock, and leaves the time as it
-    is.
+    places: on the device, or page-locked on the host. The interpreter has no clock and does not write the
+    time.
     """
     assert 0 <= time_index < len(packed) < places.shape[1], (time_index, len(packed), tuple(places.shape))
     if not takes_triton(packed):

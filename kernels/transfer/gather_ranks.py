@@ -1,11 +1,12 @@
-"""Gathers what the ranks of a model have computed, each on a GPU of its own.
+"""Gathers the results of the ranks of a model, each of which has its own GPU (all-gather).
 
-A rank writes its part into the memories of the others, block by block, and then a flag for each block; what
-it copies out of its own memory it has waited for flag by flag. A small part needs no flags that come after
-it: each word of 4 bytes travels with its flag as one of 8 bytes, which arrives whole (as in the LL protocol
-of NCCL), so that nobody waits until writes are seen. Two halves of each memory are used in turn: a rank
-begins the gather after the next one only when all ranks have begun that one, and so have read this one. All
-counts are on the device, so that the gather can be captured in a graph.
+A rank writes its part to the memories of the others, block by block, and then a flag for each block. It waits
+for each flag in its own memory before it copies that block out. A small part needs no separate flags: each
+word of 4 bytes is sent together with its flag as one word of 8 bytes, which arrives whole (as in the LL
+protocol of NCCL), so that no rank waits for writes to become visible. The two halves of each memory are used
+in turn: a rank begins a gather only when all ranks have begun the preceding one, and so have finished reading
+the one before that, which used the same half. All counts are on the device, so that a graph can capture the
+gather.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from headway.kernels.runtime._device import overlap
 from headway.kernels.runtime._triton import blocks_of, jit_once_for, takes_triton, tl
 from headway.kernels.types._rank_memory import FLAGGED_WORDS, MAX_FLAGGED_PROGRAMS, MAX_PROGRAMS, RankMemory
 
-# Bits are moved, so that every dtype is: as many at once as divide a row.
+# Data are moved as integers, so that every dtype works, in the largest unit that divides a row.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BLOCK_BYTES, _WARPS = 8192, 8
 _WORD_BYTES, _FLAGGED_WARPS = 4, 4
@@ -38,8 +39,8 @@ def _gather_ranks_kernel(
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program writes, waits for and copies each of its blocks of elements of all ranks. x: [tokens, row];
-    out: [tokens, RANKS * row]."""
+    """Each program writes its blocks of elements to all ranks, waits for those of the others and copies them.
+    x: [tokens, row]; out: [tokens, RANKS * row]."""
     program, step = tl.program_id(0), tl.num_programs(0) * BLOCK
     number = tl.load(counts_ptr) + 1
     half = RANKS * MAX_PROGRAMS * 8 + number % 2 * RANKS * part_bytes
@@ -55,7 +56,7 @@ def _gather_ranks_kernel(
                 place = tl.load(addresses_ptr + other) + half + rank * part_bytes
                 part_ptr = tl.multiple_of(place, 16).to(tl.pointer_type(x_ptr.dtype.element_ty))
                 tl.store(part_ptr + element, values, mask=is_inside)
-    tl.debug_barrier()  # the flag comes after what all threads have written
+    tl.debug_barrier()  # the flag is written after the data of all threads
     for other in tl.static_range(RANKS):
         if other != rank:
             flags_ptr = tl.load(addresses_ptr + other).to(tl.pointer_type(tl.int64))
@@ -64,7 +65,7 @@ def _gather_ranks_kernel(
     for other in tl.static_range(RANKS):
         if other != rank:
             flag_ptr = own.to(tl.pointer_type(tl.int64)) + other * MAX_PROGRAMS + program
-            # A rank that is ahead has set the flag of its next gather, which lies in the other half.
+            # A rank that is ahead may have set the flag of its next gather, whose data are in the other half.
             seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
             while seen < number:
                 seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
@@ -97,8 +98,8 @@ def _gather_flagged_kernel(
     WORDS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """One program writes its words to all ranks and takes theirs. x: [tokens, row]; out: [tokens, RANKS *
-    row]; words of 4 bytes. start: see RankMemory.flagged_start."""
+    """Each program writes its words of 4 bytes to all ranks and reads theirs. x: [tokens, row]; out: [tokens,
+    RANKS * row]. start: see RankMemory.flagged_start."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -123,7 +124,7 @@ def _gather_flagged_kernel(
             first = own + half + (other * PROGRAMS + program) * (WORDS * 8)
             words_ptr = tl.multiple_of(first, 16).to(tl.pointer_type(tl.int64))
             seen = tl.load(words_ptr + place, volatile=True)
-            # A word of the gather before last is in this half until then.
+            # Until a word arrives this half has that of the gather before the last.
             while tl.max(((seen >> 32).to(tl.int32) != flag).to(tl.int32), 0) > 0:
                 seen = tl.load(words_ptr + place, volatile=True)
             tl.store(out_ptr + target + other * row, seen.to(tl.int32), mask=is_inside)
@@ -134,8 +135,8 @@ def gather_ranks(
     x: torch.Tensor,  # [tokens, n], of this rank
     memory: RankMemory,
 ) -> torch.Tensor:
-    """Returns [tokens, ranks * n]: what all ranks have, in their order. All ranks launch it for as many
-    tokens of as many numbers; a launch is done when all are."""
+    """Returns the results of all ranks in the order of ranks, [tokens, ranks * n]. All ranks must launch it
+    with the same shape; a launch ends only when all ranks have launched it."""
     if not takes_triton(x):
         return gather_ranks_twin(x, memory)
     tokens, row = x.shape

@@ -1,4 +1,4 @@
-"""The time at which the work launched so far is done, read on the device: no host, no event, capturable."""
+"""Reads the time at which the work launched so far is done, on the device, so that a graph can capture it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _stamp_kernel(out_ptr: tl.tensor, number: tl.tensor, MOST: tl.constexpr, OVE
 def stamp(
     out: torch.Tensor,  # [1 or 2] int64, written: equal times
 ) -> None:
-    """Nanoseconds of a clock that only runs on; only differences mean anything."""
+    """Writes the nanoseconds of a monotonic clock; only differences have a meaning."""
     if out.is_cuda:
         check_dense(out)
         number = out.numel()

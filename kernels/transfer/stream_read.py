@@ -1,4 +1,4 @@
-"""Reads memory from end to end and does next to nothing with it: how fast the device can read at all."""
+"""Reads memory from end to end with nearly no computation, to measure the bandwidth of the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK, _PROGRAMS_EACH, _WARPS = 4096, 8, 8
 def _stream_read_kernel(
     data_ptr: tl.tensor, out_ptr: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr
 ) -> None:
-    """The programs go through the data side by side, BLOCK numbers each at a time."""
+    """The programs read adjacent blocks of BLOCK numbers at a time."""
     program = tl.program_id(0).to(tl.int64)
     stride = tl.num_programs(0).to(tl.int64) * BLOCK
     most = tl.full((BLOCK,), -2147483648, tl.int32)
@@ -28,7 +28,7 @@ def _stream_read_kernel(
 def stream_read(
     data: torch.Tensor,  # [n] int32, n >= 1
 ) -> torch.Tensor:
-    """[] int32: the greatest number."""
+    """Returns the greatest number, [] int32."""
     if takes_triton(data):
         check_dense(data)
         programs = _PROGRAMS_EACH * multiprocessors(data.device)

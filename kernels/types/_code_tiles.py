@@ -1,10 +1,11 @@
-"""The order in memory of the codes of a quantised weight: that in which threads of Hopper's tensor cores need
+"""The order in memory of the codes of a quantised weight, in which threads of Hopper's tensor cores need
 them.
 
-A tile has 64 outputs and the inputs of a chunk, 32 of 8 bits or 64 of 4. Thread t of the 128 that multiply it
-holds outputs 16 (t // 32) + 8 r + t % 32 // 4 and inputs 16 s + 8 h + 2 (t % 4) + e of the chunk, for r, h, e
-of 0 and 1 and each s: 16 bytes, which are adjacent. Codes of 8 bits follow by s, h, e, r; of 4 bits, lowest
-first, by s, e, h, r. Where outputs are paired, outputs i of a weight's halves lie eight apart: see `pair_of`.
+A tile has 64 outputs and the inputs of a chunk: 32 inputs of 8 bits or 64 of 4 bits. Thread t of the 128 that
+multiply it holds outputs 16 (t // 32) + 8 r + t % 32 // 4 and inputs 16 s + 8 h + 2 (t % 4) + e of the chunk,
+for r, h and e in 0 and 1 and each s. These are 16 adjacent bytes. Codes of 8 bits are ordered by s, h, e, r;
+codes of 4 bits, the low half of a byte first, by s, e, h, r. In a paired weight output i of the first half
+and output i of the second half are eight apart: see `pair_of`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _PAIRED = 8
 
 
 def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """[outputs, inputs] uint8 -> [outputs / 64, inputs / chunk, 128, 16] uint8. Outputs are a multiple of 64,
-    inputs one of the chunk."""
+    """Returns codes, [outputs, inputs] uint8, in the order above, [outputs / 64, inputs / chunk, 128, 16]
+    uint8. Outputs are a multiple of 64, inputs one of the chunk."""
     outputs, inputs = codes.shape
     chunk = CHUNKS[bits]
     parts = codes.view(
@@ -32,7 +33,7 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_codes(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `pack_codes`."""
+    """Returns the codes of `pack_codes` in their own order, [outputs, inputs] uint8."""
     tiles, chunks = packed.shape[:2]
     if bits == 8:
         parts = packed.view(tiles, chunks, 4, 8, 4, 2, 2, 2, 2)  # n c w g q s h e r
@@ -45,7 +46,6 @@ def unpack_codes(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def paired_outputs(outputs: int, device: torch.device) -> torch.Tensor:
-    """Returns [outputs] int64: the output at each place, where outputs are paired. Half of them are a
-    multiple of 32."""
+    """Returns the output at each index of a paired weight, [outputs] int64. `outputs` is a multiple of 64."""
     halves = torch.arange(outputs, device=device).view(2, -1, _PAIRED)
     return halves.transpose(0, 1).flatten()

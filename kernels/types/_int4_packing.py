@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-# Adjacent bytes that hold twice their number of integers: the first half of these in their lower four bits.
+# NIBBLES adjacent bytes hold 2 * NIBBLES integers, the first half of these in the lower four bits.
 NIBBLES = 128
 
 
 def pack_nibbles(
     integers: torch.Tensor,  # [outputs, inputs] from -8 to 7; inputs are a multiple of 256
 ) -> torch.Tensor:
-    """Returns [outputs, inputs // 2] int8: two a byte, those of inputs that are NIBBLES apart."""
+    """Returns [outputs, inputs // 2] int8. A byte has the integers of two inputs that are NIBBLES apart."""
     halves = integers.to(torch.int8).view(len(integers), -1, 2, NIBBLES)
     return ((halves[:, :, 0] & 15) | (halves[:, :, 1] << 4)).flatten(1)
 

@@ -14,8 +14,8 @@ def copy_results_to_host(
     *,
     time_index: int,
 ) -> None:
-    """Writes to the place whose turn it is, count modulo m: count, then packed, with the time: nanoseconds,
-    as `stamp`."""
+    """Writes count and then packed to entry count % m of the ring. packed[time_index] becomes the time in
+    nanoseconds, as in `stamp`."""
     number = int(count)
     packed[time_index] = time.perf_counter_ns()
     place = places[number % len(places)]

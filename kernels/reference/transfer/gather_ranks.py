@@ -1,4 +1,4 @@
-"""Gathers what ranks have computed (PyTorch twin)."""
+"""Gathers the results of ranks (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def gather_ranks(
     x: torch.Tensor,  # [tokens, n], of this rank
     memory: RankMemory,
 ) -> torch.Tensor:
-    """Returns [tokens, ranks * n]: what all ranks have, in their order. It waits for them."""
+    """Returns the results of all ranks in the order of ranks, [tokens, ranks * n]. It waits for them."""
     own = x.contiguous().view(torch.uint8)
     rows = memory.part_bytes // max(own.shape[1], 1)
     return torch.cat([_gather_piece(piece, memory) for piece in torch.split(own, rows)]).view(x.dtype)

@@ -1,4 +1,4 @@
-"""The time at which the work launched so far is done (PyTorch twin)."""
+"""Reads the time at which the work launched so far is done (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ import torch
 def stamp(
     out: torch.Tensor,  # [1 or 2] int64, written: equal times
 ) -> None:
-    """Nanoseconds of a clock that only runs on; only differences mean anything."""
+    """Writes the nanoseconds of a monotonic clock; only differences have a meaning."""
     out.fill_(time.perf_counter_ns())

@@ -1,4 +1,4 @@
-"""Reads memory from end to end and does next to nothing with it (PyTorch twin)."""
+"""Reads memory from end to end with nearly no computation (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 def stream_read(
     data: torch.Tensor,  # [n] int32, n >= 1
 ) -> torch.Tensor:
-    """[] int32: the greatest number."""
+    """Returns the greatest number, [] int32."""
     return data.amax()
