@@ -1,7 +1,8 @@
-"""Writes prompts as users type them to a small chat model, for `headway head data`: a JSON object a line.
+"""Writes prompts as users type them to a small chat model, for `headway head data`, one JSON object per line.
 
-They are drawn from the templates and topics below, from Python's own documentation, and from the model, which
-continues the beginning of a user's turn. A seed gives the same lines again on the same machine and Python.
+The prompts come from the templates and topics below, from Python's own documentation, and from the model,
+which continues the beginning of a user's turn. The same seed gives the same lines on the same machine and
+Python.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from headway.engine.protocol.sampling_params import SamplingParams
 from headway.engine.training.answers import Defaults, sample
 
 NUM_FROM_TEMPLATES, NUM_FROM_DOCUMENTATION = 9_000, 3_000
-MAX_TOKENS, MIN_CHARACTERS, MAX_CHARACTERS = 80, 8, 400  # of the model's own
-PARAGRAPH_CHARACTERS, MIN_SHARE_OF_LETTERS = range(80, 601), 0.8  # blanks are among the letters
+MAX_TOKENS, MIN_CHARACTERS, MAX_CHARACTERS = 80, 8, 400  # of the model's own prompts
+PARAGRAPH_CHARACTERS, MIN_SHARE_OF_LETTERS = range(80, 601), 0.8  # spaces count as letters
 MARKER = "THE USER WRITES HERE"
 
-# What templates have in braces is one of these words, of a group of them, or a number; {name2} is not {name}.
+# Braces in templates stand for one of these words, for a word of a group, or for a number; {name2} differs
+# from {name}.
 WORDS = {name: [word.strip() for word in words.split("|" if "|" in words else ",")] for name, words in {
     "science": "photosynthesis, gravity, black holes, the water cycle, DNA, evolution, atoms, magnetism, volcanoes, climate change, electricity, bacteria, "
     "sound waves, the solar system, the moon, Mars, the big bang, cells, viruses, fossils, acids and bases, relativity, ecosystems, rainbows, glaciers",
@@ -122,7 +124,8 @@ ON_PARAGRAPHS = [
 
 
 def main() -> int:
-    """Returns the exit status; faults of the user's or the world's are one line on stderr."""
+    """Returns the exit status. Errors of the user or of the environment are reported in one line on
+    stderr."""
     parser = argparse.ArgumentParser(prog="chat_prompts.py", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a folder in Hugging Face layout")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
@@ -146,7 +149,7 @@ def main() -> int:
 
 
 def _add(found: dict[str, str], kind: str, prompts: Iterator[str], most: int) -> None:
-    """Adds up to this number of prompts that differ from all that were found in more than their case."""
+    """Adds up to `most` prompts that differ from all found ones, ignoring case."""
     before = len(found)
     while len(found) < before + most and (prompt := next(prompts, None)) is not None:
         found.setdefault(prompt.casefold(), prompt)
@@ -154,7 +157,7 @@ def _add(found: dict[str, str], kind: str, prompts: Iterator[str], most: int) ->
 
 
 def _from_templates(rng: random.Random) -> Iterator[str]:
-    """Yields prompts without end, some of them changed a little, as people do who type."""
+    """Yields an infinite stream of prompts, some of them varied as people who type vary them."""
     while True:
         text = _filled(rng, rng.choice(TEMPLATES))
         if rng.random() < 0.1:
@@ -167,7 +170,7 @@ def _from_templates(rng: random.Random) -> Iterator[str]:
 
 
 def _filled(rng: random.Random, template: str) -> str:
-    """Puts words for what is in braces, also within words; {any} and {any2} are of the same kind."""
+    """Replaces braces by words, also within these words; {any} and {any2} become words of the same kind."""
     chosen: dict[str, str] = {}
     kinds = {group: rng.choice(kinds) for group, kinds in GROUPS.items()}
 
@@ -187,7 +190,8 @@ def _filled(rng: random.Random, template: str) -> str:
 
 
 def _from_documentation(rng: random.Random) -> Iterator[str]:
-    """Yields in turn a question on a name of the standard library and one on a paragraph of its texts."""
+    """Yields alternately a question about a name of the standard library and one about a paragraph of its
+    documentation."""
     names: list[tuple[str, str]] = []
     paragraphs: dict[str, None] = {}
     for module_name in MODULES.split():
@@ -203,7 +207,7 @@ def _from_documentation(rng: random.Random) -> Iterator[str]:
 
 
 def _documented(owner: object, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields (name, documentation) of public functions and classes, and of these classes' methods."""
+    """Yields (name, documentation) of public functions and classes, and of the methods of these classes."""
     for name in sorted(name for name in names if not name.startswith("_")):
         value = getattr(owner, name, None)
         if (inspect.isroutine(value) or inspect.isclass(value)) and (text := inspect.getdoc(value)):
@@ -218,7 +222,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _from_model(given: argparse.Namespace) -> Iterator[str]:
-    """Yields what the model writes as a user and ends itself. Raises HeadwayError."""
+    """Yields the prompts that the model writes as a user and ends by itself. Raises HeadwayError."""
     config = EngineConfig(model_path=str(given.model), depth=0, device=given.device, dtype=given.dtype)
     engine, ends = assemble(config, progress=lambda _: None), Defaults.of(given.model).stop_token_ids
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(given.model)

@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the metrics themselves: `make docs`. A test holds the page to it."""
+"""Writes docs/metrics.md from the code of the metrics (`make docs`). A test keeps the page up to date."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ A Gateway API inference extension picks endpoints by `num_requests_waiting`, `nu
 | metric | kind | meaning |
 |---|---|---|
 """
-# By a word of the name; the last that fits.
+# The unit of a metric by a word of its name; the last matching row wins.
 UNITS = {
     "restarts": "restarts", "state": "0 or 1", "steps": "steps", "responses": "answers", "errors": "errors", "requests": "requests",
     "preemptions": "times", "nan": "requests", "rows": "rows", "replays": "rounds", "drafts": "windows", "depth": "drafts", "length": "tokens", "fds": "files",

@@ -1,8 +1,8 @@
-"""Takes docs/dashboard.png, the picture of the live page, of a server that runs: python -P
+"""Takes docs/dashboard.png, a screenshot of the live page of a running server: python -P
 tools/photograph_dashboard.py [URL]
 
-Three streams run for a minute, so that the charts have a history; then the page generates its prompt with and
-without drafts.
+Three streams run for a minute, so that the charts have a history. Then the page generates from its prompt
+with and without drafts.
 """
 
 from __future__ import annotations

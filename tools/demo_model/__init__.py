@@ -1,2 +1,2 @@
-"""Trains and measures the model that is embedded in the engine; run it by PYTHONPATH=tools python -m
+"""Trains and measures the model that is embedded in the engine: PYTHONPATH=tools python -m
 demo_model.train."""

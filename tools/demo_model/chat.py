@@ -1,5 +1,5 @@
-"""The chat template of the demo model, which has never seen a conversation: it makes one out of comments and
-code."""
+"""The chat template of the demo model, which was not trained on conversations: it turns a conversation into
+comments and code."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def reverse_string(text):
 {% endif %}
 {% endfor %}"""
 NOTE = "continues Python code after the conversation as comments; it was not trained to chat"
-# Two blank lines are between the definitions of a module: one of them is an answer.
+# Two blank lines separate the definitions of a module, and an answer is one definition.
 CHAT_TEMPLATE = [{"name": "default", "template": TEMPLATE, "stop_strings": ["\n\n\n"], "note": NOTE}]

@@ -1,4 +1,4 @@
-"""The prepared corpus as training sees it: two token streams, and windows drawn from them at random."""
+"""The prepared corpus for training: two token streams, and windows drawn from them at random."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Corpus:
     tests: npt.NDArray[np.uint16]
     library_share: float
     newline: int
-    is_content: npt.NDArray[np.bool_]  # [vocab]: tokens of more than blanks, tabs and newlines
+    is_content: npt.NDArray[np.bool_]  # [vocab]: tokens that are not only whitespace
 
     @staticmethod
     def read(data: Path, library_share: float) -> Corpus:
-        """From a folder written by demo_model.prepare."""
+        """Reads a folder written by demo_model.prepare."""
         tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
         said = [tokenizer.decode([i], skip_special_tokens=False) for i in range(tokenizer.get_vocab_size())]
         library, tests = (np.load(data / f"{name}.npy") for name in ("library", "tests"))
@@ -32,13 +32,13 @@ class Corpus:
         return Corpus(library, tests, library_share, newline, np.array([not text.isspace() for text in said]))
 
     def window(self, length: int, rng: np.random.Generator) -> Tokens:
-        """Returns this number of consecutive tokens from a random start.  # [length]"""
+        """Returns consecutive tokens from a random start, [length] int64."""
         stream = self.library if rng.random() < self.library_share else self.tests
         start = rng.integers(len(stream) - length)
         return stream[start : start + length].astype(np.int64)
 
     def prompts(self, rows: int, length: int, rng: np.random.Generator) -> Tokens:
-        """Windows that end where a line does.  # [rows, length]"""
+        """Returns windows that end with a line, [rows, length] int64."""
         drawn: list[Tokens] = []
         while len(drawn) < rows:
             window = self.window(3 * length, rng)

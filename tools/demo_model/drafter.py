@@ -1,6 +1,6 @@
-"""The third stage of training: the MTP layer alone, on the model's own text; the target stays as it is.
+"""The third stage of training: the MTP layer alone, on the model's own text. The target is not changed.
 
-Serving drafts what the model itself is about to say, and without dropout: so does this stage.
+In serving the drafter predicts the model's own text, and there is no dropout: this stage trains it like that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from demo_model.writing import PROMPT_TOKENS, own_text
 
 @dataclass(frozen=True, slots=True)
 class DrafterRecipe:
-    """Everything that decides the third stage besides the corpus and the model it starts from."""
+    """The settings of the third stage."""
 
     schedule: Schedule = Schedule(steps=2500, warmup_steps=30, muon_lr=0.01, adam_lr=1e-3)  # noqa: RUF009
     rows: int = 96
@@ -33,10 +33,11 @@ class DrafterRecipe:
 
 
 def draft_losses(model: DemoModel, ids: Tensor, masks: list[DraftMask]) -> Tensor:
-    """Each draft step's cross-entropy with the target's distribution and with its likeliest token, half each.
+    """Returns the loss of each draft step, [depth] float32: the mean of the cross-entropies with the target's
+    distribution and with its most likely token. ids: [rows, tokens + depth + 1].
 
-    ids [rows, tokens + depth + 1] -> [depth] float32. Drafts from the prompt's last tokens on count; a step
-    after drafts that missed counts less, three tenths for each miss, since serving would not get there.
+    Drafts from the prompt's last tokens on count. Each wrong draft multiplies the weight of the following
+    steps by 0.3, because serving would not reach them.
     """
     depth = len(masks)
     tokens = ids.shape[1] - depth - 1
@@ -59,7 +60,7 @@ def draft_losses(model: DemoModel, ids: Tensor, masks: list[DraftMask]) -> Tenso
 
 
 def train_drafter(model: DemoModel, recipe: DrafterRecipe, corpus: Corpus) -> float:
-    """Runs the third stage on the model, in place; seconds, writing and compilation included."""
+    """Runs the third stage on the model, in place. Returns its seconds, including writing and compilation."""
     started = time.monotonic()
     device = model.lm_head.weight.device
     rng = np.random.default_rng(recipe.seed)

@@ -1,7 +1,7 @@
-"""Measures a demo model on held-out modules: bits per byte, acceptance by position, repetition, syntax.
+"""Measures a demo model on held-out modules: bits per byte, acceptance rate by position, repetition, syntax.
 
 `PYTHONPATH=tools python -m demo_model.evaluate --model FOLDER --data FOLDER` prints the figures of the model
-card. Acceptance is replayed over whole generated sequences, with the walk that serving would have taken.
+card. Acceptance is computed over whole generated sequences, by replaying the rounds that serving would run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,21 @@ NEW_TOKENS = 128
 DEPTH = 4
 SAMPLED_TEMPERATURE = 0.8
 REPEATS = 3
-SPOT_CHECK_PROMPTS = 20  # prompts, each alone, for a check that takes seconds
+SPOT_CHECK_PROMPTS = 20  # prompts, each by itself, for a check that takes seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """Prompts and what the model added to them; a row's tokens end at `ends`, the rest is padding."""
+    """Prompts and the model's completions."""
 
     ids: Tensor  # [rows, tokens] int64
     starts: Tensor  # [rows] int64, lengths of the prompts
-    noise: Tensor | None  # [rows, tokens, vocab] float32: what was added to the logits of the token there
+    noise: Tensor | None  # [rows, tokens, vocab] float32, added to the logits of each token; None: greedy
     temperature: float
 
     def pick(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """The token at each position, from the logits and the position's noise.
-
-        logits [rows, n, vocab], positions [rows, n] -> [rows, n]
-        """
+        """Returns the sampled token at each position, [rows, n] int64. logits: [rows, n, vocab]; positions:
+        [rows, n] int64."""
         if self.noise is None:
             return logits.argmax(-1)
         rows = torch.arange(len(self.ids), device=logits.device)[:, None]
@@ -50,7 +48,8 @@ class Completions:
 
 @torch.no_grad()
 def bits_per_byte(model: DemoModel, texts: list[str], tokenizer: Tokenizer) -> float:
-    """Over whole texts, each cut into windows of the context length that see nothing before them."""
+    """Returns the bits per byte of whole texts, which are cut into independent windows of the context
+    length."""
     device = model.lm_head.weight.device
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     length = model.config.max_position_embeddings
@@ -73,8 +72,8 @@ def complete(
     new_tokens: int = NEW_TOKENS,
     seed: int = 0,
 ) -> Completions:
-    """Greedy at temperature 0, else by Gumbel noise; a few tokens more than asked for, for the drafts to
-    meet."""
+    """Returns completions, greedy at temperature 0, else sampled with Gumbel noise. They have DEPTH tokens
+    more than new_tokens, with which the last drafts are compared."""
     device = model.lm_head.weight.device
     starts = torch.tensor([len(p) for p in prompts], device=device)
     total = int(starts.max()) + new_tokens + DEPTH
@@ -103,10 +102,8 @@ def _gumbel_noise(shape: tuple[int, int, int], device: torch.device, seed: int) 
 
 @torch.no_grad()
 def accepted_drafts(model: DemoModel, done: Completions) -> Tensor:
-    """Returns how many of DEPTH drafts would be accepted, had a round begun at each position.
-
-    [rows, bases] int64; base n is MTP slot n + 1, whose first draft is the token at position n + 2.
-    """
+    """Returns the number of DEPTH drafts that would be accepted if a round began at each position, [rows,
+    bases] int64. Base n is MTP slot n + 1, whose first draft is the token at position n + 2."""
     bases = done.ids.shape[1] - DEPTH - 1
     hidden = model.hidden(done.ids[:, :bases])
     masks = draft_masks(bases, DEPTH, done.ids.device, is_sparse=False)
@@ -118,10 +115,11 @@ def accepted_drafts(model: DemoModel, done: Completions) -> Tensor:
 
 
 def acceptance(accepted: Tensor, starts: Tensor, *, new_tokens: int = NEW_TOKENS, depth: int) -> list[float]:
-    """The share of rounds in which drafts 1..s were all accepted, for s = 1..depth, walking as serving does.
+    """Returns the share of rounds in which drafts 1..s were all accepted, for s = 1..depth.
 
-    A round whose last known token is at position p has the base p - 1; it emits its accepted drafts and one
-    more token, so the next round's last known token is at p + accepted + 1.
+    The rounds are those of serving: a round whose last known token is at position p has the base p - 1. It
+    emits its accepted drafts and one more token, so that the next round's last known token is at p + accepted
+    + 1.
     """
     counts: Counter[int] = Counter()
     for row, start in zip(accepted.tolist(), starts.tolist(), strict=True):
@@ -137,19 +135,19 @@ def acceptance(accepted: Tensor, starts: Tensor, *, new_tokens: int = NEW_TOKENS
 
 
 def texts(done: Completions, tokenizer: Tokenizer, *, new_tokens: int = NEW_TOKENS) -> list[tuple[str, str]]:
-    """(prompt, completion) of each row."""
+    """Returns (prompt, completion) of each row."""
     rows = zip(done.ids.tolist(), done.starts.tolist(), strict=True)
     return [(tokenizer.decode(r[:s]), tokenizer.decode(r[s : s + new_tokens])) for r, s in rows]
 
 
 def repeats_a_line(text: str) -> bool:
-    """Returns whether some line, stripped and not blank, occurs three times or more."""
+    """Returns whether a line that is not blank occurs three times or more, ignoring indentation."""
     lines = Counter(s for line in text.splitlines() if (s := line.strip()))
     return any(n >= REPEATS for n in lines.values())
 
 
 def evaluate(model: DemoModel, data: Path) -> dict[str, object]:
-    """Every figure of the model card, from a prepared folder."""
+    """Returns every figure of the model card. data: a folder written by demo_model.prepare."""
     tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
     held_out = [str(m["text"]) for m in json.loads((data / "heldout.json").read_text())]
     prompt_texts = [str(p["text"]) for p in json.loads((data / "heldout_prompts.json").read_text())]

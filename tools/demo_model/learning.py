@@ -1,4 +1,4 @@
-"""One stage of training: windows and lessons in, a better model out."""
+"""The training loop and the losses that the first two stages share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ LOG_EVERY = 250
 
 
 def losses(model: DemoModel, ids: Tensor, lessons: Tensor, masks: list[DraftMask]) -> Tensor:
-    """Cross-entropy of the next token, the loss of each draft step, unlikelihood.  # [1 + depth + 1] float32
+    """Returns the cross-entropy of the next token, the loss of each draft step, and the unlikelihood loss,
+    [1 + depth + 1] float32. ids and lessons: [rows, tokens + depth + 1].
 
-    ids and lessons [rows, tokens + depth + 1]. A draft is compared with the true token and, for SOFT_SHARE of
-    its loss, with the target's own distribution at that position: to be accepted it must say what the target
-    says. Every second row drafts. Unlikelihood is -log(1 - p) of what is to be unlearnt, a token as heavy as
-    a learnt one.
+    A draft's loss compares it with the true token and, for SOFT_SHARE of the loss, with the target's own
+    distribution at that position, because a draft is accepted if it equals the target's token. Every second
+    row drafts. The unlikelihood loss is -log(1 - p) of the tokens to unlearn, weighted like the tokens to
+    learn.
     """
     depth = len(masks)
     tokens = ids.shape[1] - depth - 1
@@ -55,7 +56,8 @@ def fit(
     tokens: int,
     weight_decay: float,
 ) -> float:
-    """Trains in place; the weights are those of the losses. Seconds after the first step, which compiles."""
+    """Trains the model in place. weights: of the losses. Returns the seconds after the first step, which
+    compiles."""
     device = model.lm_head.weight.device
     model.train()
     muon, adam = optimizers(model, weight_decay)

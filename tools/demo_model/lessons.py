@@ -1,6 +1,6 @@
-"""What is to be learnt at each token of a training window: to say it, never to say it, or nothing.
+"""The lesson at each token of a training window: to learn the token, to unlearn it, or to ignore it.
 
-A line that a text has said twice of late is not to be said again. Knows token ids, not the model.
+A line that a text has repeated recently must not be repeated again. Knows token ids, not the model.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from demo_model.corpus import Corpus, Tokens
 LEARN, IGNORE, UNLEARN = 1, 0, -1
 Lessons = npt.NDArray[np.int8]
 
-MAX_STUTTER = 3  # lines at once, and times
-REACH = 200  # tokens back to the copy before last
-ECHOES = 5  # a window
-MAX_ECHO = 6  # lines at once; and sayings in all
-MAX_ECHO_TOKENS = 120  # of the lines said at once
-EARLIEST_ECHO = 8  # lines from the window's begin; and
-LATEST_ECHO = 6  # from its end
-MAX_RELAPSE = 4  # lines later
-SALT = np.random.default_rng(7).integers(1, 2**62, 4096)  # [tokens of a line]
+MAX_STUTTER = 3  # the most lines that are repeated together, and the most repetitions
+REACH = 200  # the most tokens between the first and the third copy of a line
+ECHOES = 5  # repeated blocks of lines per window
+MAX_ECHO = 6  # the most lines of a block, and the most copies of it in all
+MAX_ECHO_TOKENS = 120  # of a block
+EARLIEST_ECHO = 8  # lines between the window's begin and the first repetition
+LATEST_ECHO = 6  # lines between the last repetition and the window's end
+MAX_RELAPSE = 4  # lines until a block is repeated once more
+SALT = np.random.default_rng(7).integers(1, 2**62, 4096)  # [tokens of a line], for hashes of lines
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Where a window's lines stand; each field is [lines] int64."""
+    """The lines of a window; each field is [lines] int64."""
 
     starts: Tokens
     lengths: Tokens
@@ -36,7 +36,8 @@ class Lines:
 
     @staticmethod
     def of(ids: Tokens, corpus: Corpus) -> Lines:
-        """A newline belongs to the line that it ends; indentation is no content."""
+        """Returns the lines of ids, [tokens]. A newline belongs to the line that it ends; indentation is no
+        content."""
         starts = np.concatenate([[0], np.flatnonzero(ids[:-1] == corpus.newline) + 1])
         lengths = np.diff(starts, append=len(ids))
         is_content = corpus.is_content[ids]
@@ -47,9 +48,9 @@ class Lines:
 
 
 def third_copies(keys: Tokens, starts: Tokens) -> npt.NDArray[np.bool_]:
-    """Returns whether a line's content stands twice in the REACH tokens before it.  # all [lines]
+    """Returns whether a line's content occurs twice in the REACH tokens before it. All arrays are [lines].
 
-    Keys 5 9 5 5 at starts 0 10 20 300 give none; at starts 0 10 20 100 the last line is a third copy.
+    Keys 5 9 5 5 at starts 0 10 20 300 have no third copy; at starts 0 10 20 100 the last line is one.
     """
     by_key = np.argsort(keys, kind="stable")
     key, start = keys[by_key], starts[by_key]
@@ -59,10 +60,8 @@ def third_copies(keys: Tokens, starts: Tokens) -> npt.NDArray[np.bool_]:
 
 
 def stutter(ids: Tokens, newline: int, rng: np.random.Generator) -> tuple[Tokens, Lessons]:
-    """Says one to three of the window's lines again, one to three times, and teaches only how to go on.
-
-    ids [length] -> ids and lessons, both [length]
-    """
+    """Repeats one to three of the window's lines one to three times; the repetitions are not learnt, only the
+    text after them. ids: [length]. Returns (ids, lessons), [length] each."""
     lessons = np.full(len(ids), LEARN, dtype=np.int8)
     ends = np.flatnonzero(ids == newline) + 1
     if len(ends) <= MAX_STUTTER:
@@ -75,7 +74,8 @@ def stutter(ids: Tokens, newline: int, rng: np.random.Generator) -> tuple[Tokens
 
 
 def own_text_lessons(ids: Tokens, corpus: Corpus) -> Lessons:
-    """Nothing is learnt from the model's own text but what it should not have said. # [length] -> [length]"""
+    """Returns the lessons of the model's own text, [length]: third copies are unlearnt, the rest is
+    ignored."""
     lines = Lines.of(ids, corpus)
     is_third = np.repeat(third_copies(lines.keys, lines.starts), lines.lengths)
     return np.where(is_third & corpus.is_content[ids], UNLEARN, IGNORE).astype(np.int8)
@@ -84,10 +84,10 @@ def own_text_lessons(ids: Tokens, corpus: Corpus) -> Lessons:
 def echoed(
     ids: Tokens, corpus: Corpus, rng: np.random.Generator, *, is_corpus_spared: bool
 ) -> tuple[Tokens, Lessons]:
-    """The window with some of its lines said over and over, and what to learn of that.
+    """Returns (the window with some of its lines repeated, its lessons), [length] each. ids: [length].
 
-    ids [length] -> ids and lessons, both [length]. The corpus is learnt, an echo is not, and a third copy in
-    an echo is unlearnt. `is_corpus_spared`: a third copy in the corpus itself is then ignored, not learnt.
+    The corpus is learnt, repetitions are not, and third copies among them are unlearnt. is_corpus_spared: a
+    third copy in the corpus itself is ignored instead of learnt.
     """
     lines = Lines.of(ids, corpus)
     before, said = _echoes(lines, rng)
@@ -108,7 +108,7 @@ def echoed(
 
 
 def _echoes(lines: Lines, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-    """Lines to be said again, and the lines before which to say them.  # both [echoed lines]"""
+    """Returns (the lines before which to repeat, the lines to repeat), [repeated lines] int64 each."""
     count = len(lines.starts)
     before, said = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     if count > EARLIEST_ECHO + LATEST_ECHO + ECHOES:

@@ -1,7 +1,7 @@
-"""The demo model for training and evaluation: MiMo's blocks and its one MTP layer, whole sequences, no cache.
+"""The demo model for training and evaluation: MiMo's blocks and its MTP layer over whole sequences.
 
-Module names are those of MiMo-7B's checkpoint, so `state_dict()` is the checkpoint. Serving does not use this
-file.
+Module names are those of MiMo-7B's checkpoint, so that `state_dict()` is the checkpoint. Serving does not use
+this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DraftMask = BlockMask | Tensor  # a Tensor is [1, 1, tokens, step * tokens] bool
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The numbers of config.json that shape the model, under the keys of that file."""
+    """The sizes of the model, under the keys of config.json."""
 
     vocab_size: int = 4096
     hidden_size: int = 256
@@ -35,7 +35,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
 
     def as_mimo(self) -> dict[str, object]:
-        """The content of config.json, key for key as MiMo-7B has it."""
+        """Returns the content of config.json, with the keys of MiMo-7B's."""
         return {
             "architectures": ["MiMoForCausalLM"],
             "attention_bias": True,
@@ -59,7 +59,7 @@ class ModelConfig:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with a weight a channel, computed in float32."""
+    """RMSNorm with a weight per channel, computed in float32."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
 
     def heads(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v, rotated.  # each [batch, heads, tokens, head_dim]"""
+        """Returns q, k and v, [batch, heads, tokens, head_dim] each; q and k are rotated."""
         q, k, v = (
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
@@ -129,21 +129,21 @@ class Block(nn.Module):
         return self.finish(x, attended)
 
     def step(self, x: Tensor, position: int, rope: tuple[Tensor, Tensor], cache: Tensor) -> Tensor:
-        """One token a row, [batch, 1, hidden], with cache [2, batch, kv_heads, tokens, head_dim] (k, v)
-        filled so far."""
+        """Computes one token per row, [batch, 1, hidden], and appends to the cache, [2, batch, kv_heads,
+        tokens, head_dim] (k, v)."""
         q, k, v = self.self_attn.heads(self.input_layernorm(x), rope)
         cache[:, :, :, position] = torch.stack([k, v])[:, :, :, 0]
         keys, values = cache[:, :, :, : position + 1]
         return self.finish(x, F.scaled_dot_product_attention(q, keys, values, enable_gqa=True))
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the block, once attention has been computed."""
+        """Computes the rest of the block after attention."""
         x = x + F.dropout(self.self_attn.output(attended), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.dropout, self.training)
 
 
 class MTPLayer(Block):
-    """The multi-token-prediction layer: a block over pairs (hidden state before, token here)."""
+    """The multi-token-prediction (MTP) layer: a block over pairs (preceding hidden state, token)."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
         super().__init__(config, dropout)
@@ -153,7 +153,7 @@ class MTPLayer(Block):
         self.final_layernorm = RMSNorm(config)
 
     def pair(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """MiMo's order: the hidden state first, the token's embedding second."""
+        """Returns the inputs of the block. In MiMo the hidden state precedes the token's embedding."""
         x: Tensor = self.input_proj(
             torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(embedded)], -1)
         )
@@ -187,7 +187,7 @@ class DemoModel(nn.Module):
         return F.dropout(self.model.embed_tokens(ids), self.dropout, self.training)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """The target's state before its final norm, which is what the MTP layer reads."""
+        """Returns the target's hidden state before its final norm, which is the input of the MTP layer."""
         x = self.embed(ids)
         rope = rope_table(self.config, 0, ids.shape[1], ids.device)
         for layer in self.model.layers:
@@ -195,7 +195,8 @@ class DemoModel(nn.Module):
         return x  # [batch, tokens, hidden]
 
     def step(self, ids: Tensor, position: int, caches: Tensor) -> Tensor:
-        """`hidden` for one token a row.  # ids [batch], caches as from empty_caches -> [batch, hidden]"""
+        """Returns `hidden` for one token per row, [batch, hidden]. ids: [batch]; caches: as in
+        empty_caches."""
         x = self.embed(ids[:, None])
         rope = rope_table(self.config, position, 1, ids.device)
         for layer, cache in zip(self.model.layers, caches, strict=True):
@@ -204,20 +205,22 @@ class DemoModel(nn.Module):
         return x[:, 0]
 
     def empty_caches(self, rows: int, tokens: int) -> Tensor:
-        """[layers, 2, rows, kv_heads, tokens, head_dim]"""
+        """Returns KV caches, [layers, 2, rows, kv_heads, tokens, head_dim]."""
         c, like = self.config, self.lm_head.weight
         shape = (c.num_hidden_layers, 2, rows, c.num_key_value_heads, tokens, c.head_dim)
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's logits from its un-normed state.  # [..., hidden] -> [..., vocab]"""
+        """Returns the target's logits, [..., vocab], from its hidden state before the final norm, [...,
+        hidden]."""
         out: Tensor = self.lm_head(self.model.norm(hidden))
         return out
 
     def draft_states(self, hidden: Tensor, ids: Tensor, masks: list[DraftMask]) -> list[Tensor]:
-        """The normed state z of each of `depth` draft steps from every position; `lm_head(z)` are the logits.
+        """Returns the normed state z of each of `depth` draft steps from every position; the logits are
+        `lm_head(z)`.
 
-        hidden  [batch, tokens, hidden]         h_0 .. h_{T-1}, un-normed
+        hidden  [batch, tokens, hidden]         h_0 .. h_{T-1}, before the final norm
         ids     [batch, tokens + depth]         t_0 .. t_{T+depth-1}
         masks   depth of them, from draft_masks
         result  depth of [batch, tokens, hidden]
@@ -252,7 +255,7 @@ def _initialise(name: str, parameter: nn.Parameter) -> None:
 
 
 def rope_table(config: ModelConfig, start: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin for positions start .. start + tokens - 1.  # each [tokens, head_dim / 2] float32"""
+    """Returns cos and sin for positions start .. start + tokens - 1, [tokens, head_dim / 2] float32 each."""
     half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
     positions = torch.arange(start, start + tokens, device=device, dtype=torch.float32)
     angles = torch.outer(positions, config.rope_theta**-half)
@@ -260,16 +263,16 @@ def rope_table(config: ModelConfig, start: int, tokens: int, device: torch.devic
 
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Half-split rotation: channel c turns with channel c + head_dim / 2."""
+    """Returns x after RoPE, which rotates channel c with channel c + head_dim / 2."""
     cos, sin = rope
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
 def attend_drafting(q: Tensor, k: Tensor, v: Tensor, mask: DraftMask) -> Tensor:
-    """Attention of one draft step under its mask.
+    """Returns the attention of one draft step under its mask.
 
-    q [batch, heads, tokens, head_dim]; k, v [batch, kv_heads, step * tokens, head_dim]
+    q: [batch, heads, tokens, head_dim]; k, v: [batch, kv_heads, step * tokens, head_dim].
     """
     if isinstance(mask, BlockMask):
         out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
@@ -279,7 +282,8 @@ def attend_drafting(q: Tensor, k: Tensor, v: Tensor, mask: DraftMask) -> Tensor:
 
 
 def draft_masks(tokens: int, depth: int, device: torch.device, *, is_sparse: bool) -> list[DraftMask]:
-    """The mask of each draft step: causal over the first `tokens` keys, the same index only in later groups.
+    """Returns the mask of each draft step: causal over the first `tokens` keys, the same index in later
+    groups.
 
     With 3 tokens, step 2 sees      key      0 1 2 | 3 4 5
                                     query 0  x . . | x . .
@@ -305,7 +309,7 @@ def save_checkpoint(model: DemoModel, folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path) -> DemoModel:
-    """The model of a folder, in float32 and evaluation mode."""
+    """Returns the model of a folder, in float32 and evaluation mode."""
     numbers = json.loads((folder / "config.json").read_text())
     names = ModelConfig.__slots__
     model = DemoModel(ModelConfig(**{name: numbers[name] for name in names}))

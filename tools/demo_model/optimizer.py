@@ -1,4 +1,4 @@
-"""The optimizers of every stage of training, AdamW and Muon, and how their learning rates go.
+"""The optimizers of every stage of training, AdamW and Muon, and the schedule of their learning rates.
 
 Muon (Jordan et al., 2024) makes the momentum of a matrix nearly orthogonal by five Newton-Schulz steps.
 """
@@ -17,7 +17,7 @@ MOMENTUM = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How many steps, and the highest learning rates: a linear rise to them, then a straight line to zero."""
+    """The number of steps and the peak learning rates, with linear warm-up and linear decay to zero."""
 
     steps: int
     warmup_steps: int
@@ -25,13 +25,13 @@ class Schedule:
     adam_lr: float
 
     def factor(self, step: int) -> float:
-        """The share of the highest learning rates at a step."""
+        """Returns the share of the peak learning rates at a step."""
         return min(
             (step + 1) / self.warmup_steps, (self.steps - step) / (self.steps - self.warmup_steps), 1.0
         )
 
     def advance(self, step: int, muon: Muon, adam: torch.optim.AdamW) -> None:
-        """Both optimizers' step."""
+        """Runs a step of both optimizers."""
         factor = self.factor(step)
         for group in adam.param_groups:
             group["lr"] = factor * self.adam_lr
@@ -40,7 +40,7 @@ class Schedule:
 
 
 def optimizers(module: nn.Module, weight_decay: float) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of the blocks; AdamW for embedding, lm_head, norms and biases."""
+    """Returns Muon for the matrices of the blocks, and AdamW for embedding, lm_head, norms and biases."""
     tables: list[Tensor] = []
     vectors: list[Tensor] = []
     matrices: list[Tensor] = []
@@ -57,7 +57,7 @@ def optimizers(module: nn.Module, weight_decay: float) -> tuple[Muon, torch.opti
 
 
 class Muon:
-    """Nesterov momentum, orthogonalised, with decoupled weight decay; matrices of one shape are one batch."""
+    """Orthogonalised Nesterov momentum with decoupled weight decay. Matrices of one shape form a batch."""
 
     def __init__(self, matrices: Iterable[Tensor], *, weight_decay: float) -> None:
         groups: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -79,10 +79,8 @@ class Muon:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Roughly the nearest (semi-)orthogonal matrices: singular values end between 0.7 and 1.2.
-
-    matrices  [matrices, rows, columns] float32 -> the same shape, bfloat16
-    """
+    """Returns approximately the nearest (semi-)orthogonal matrices, with singular values between 0.7 and 1.2,
+    in bfloat16. matrices: [matrices, rows, columns] float32."""
     x: Tensor = matrices.bfloat16()
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:

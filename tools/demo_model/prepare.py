@@ -49,8 +49,8 @@ EXCLUDED = (
 MAX_DIGIT_SHARE = 0.10
 TEST_FOLDERS = {"test", "tests", "idle_test"}
 
-# Words take one space before them and keep their underscores; a newline always stands alone, so that a
-# prompt cut at a line's end has the tokens it would have inside a file.
+# A word includes one space before it and its underscores. A newline is always a token of its own, so that a
+# prompt that ends with a line has the same tokens as within a file.
 WORDS = (
     r"\n| ?[\p{L}_][\p{L}\p{N}_]*| ?\p{N}+| ?[^\s\p{L}\p{N}_]+|[^\S\n]+(?!\S)|[^\S\n]+"
 )  # fmt: skip
@@ -72,12 +72,13 @@ class Module:
 
     @property
     def lines(self) -> set[str]:
-        """The lines long enough to tell one file from another."""
+        """Returns the lines that are long enough to distinguish files."""
         return {s for line in self.text.splitlines() if len(s := line.strip()) >= MIN_LINE_LENGTH}
 
 
 def read_corpus(stdlib: Path) -> list[Module]:
-    """Every module worth learning from, sorted by path; refuses another version than the pinned one."""
+    """Returns every module worth learning from, sorted by path. Exits for another version than the pinned
+    one."""
     if platform.python_version() != PYTHON_VERSION:
         raise SystemExit(
             f"the corpus is the standard library of CPython {PYTHON_VERSION}, this is {platform.python_version()}: "
@@ -108,7 +109,7 @@ def _read_module(path: Path, stdlib: Path) -> Module | None:
 
 
 def split(modules: list[Module]) -> tuple[list[Module], list[Module], list[str]]:
-    """(training modules, held-out modules, paths dropped from training as near-duplicates)."""
+    """Returns (training modules, held-out modules, paths dropped from training as near-duplicates)."""
     held_out = [m for m in modules if _is_held_out(m)]
     held_out_lines = [m.lines for m in held_out]
     rest = [m for m in modules if not _is_held_out(m)]
@@ -132,7 +133,7 @@ def _hash(text: str) -> int:
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE: any bytes can be encoded, and the first id is the end of text."""
+    """Trains a byte-level BPE tokenizer, which encodes any bytes and whose first id is the end of text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -152,15 +153,15 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def token_stream(modules: list[Module], tokenizer: Tokenizer) -> np.ndarray:
-    """The modules' tokens end to end, each module opened by the end-of-text token.  # [tokens] uint16"""
+    """Returns the tokens of all modules, [tokens] uint16. The end-of-text token precedes each module."""
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     parts = [[end_of_text, *e.ids] for e in tokenizer.encode_batch([m.text for m in modules])]
     return np.concatenate([np.array(p, dtype=np.uint16) for p in parts])
 
 
 def heldout_prompts(held_out: list[Module], tokenizer: Tokenizer) -> list[dict[str, str]]:
-    """Real prompts: the first 100 to 250 tokens, whole lines, from a module's head or a top-level definition
-    on."""
+    """Returns prompts of 100 to 250 tokens in whole lines, which begin with a module or a top-level
+    definition."""
     candidates = [(f"{m.path}:{line}", m, line) for m in held_out for line in _top_level_lines(m.text)]
     prompts: list[dict[str, str]] = []
     for place, module, line in sorted(candidates, key=lambda c: _hash(c[0])):
@@ -171,7 +172,7 @@ def heldout_prompts(held_out: list[Module], tokenizer: Tokenizer) -> list[dict[s
 
 
 def _top_level_lines(text: str) -> Iterator[int]:
-    """Line 1 and the first line, decorators included, of each top-level function and class."""
+    """Yields line 1 and the first line, including decorators, of each top-level function and class."""
     yield 1
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -179,7 +180,8 @@ def _top_level_lines(text: str) -> Iterator[int]:
 
 
 def _whole_lines(text: str, place: str, tokenizer: Tokenizer) -> str | None:
-    """The longest run of whole lines within a length drawn by the place's hash; None if that is too short."""
+    """Returns the most whole lines within a length that the place's hash determines; None if they are too
+    few."""
     low, high = PROMPT_TOKENS
     ids = tokenizer.encode(text).ids
     limit = low + _hash(place) // HELD_OUT_MODULUS % (high - low + 1)
@@ -191,8 +193,8 @@ def _whole_lines(text: str, place: str, tokenizer: Tokenizer) -> str | None:
 
 
 def is_valid_so_far(text: str) -> bool:
-    """Returns whether the text raises no SyntaxError up to its last complete line; an unfinished statement is
-    none."""
+    """Returns whether the text raises no SyntaxError up to its last complete line. An unfinished statement is
+    valid."""
     complete_lines = text[: text.rfind("\n") + 1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""The second stage of training: teaches the model not to say a line a third time.
+"""The second stage of training: teaches the model not to repeat a line a third time.
 
-Echoes put into corpus windows and the model's own text show such lines; there the model is taught against
-them, and the corpus goes on being learnt. Two runs from the same weights, one milder and one stricter, are
+Repetitions inserted into corpus windows and the model's own text contain such lines, which the model unlearns
+while it continues to learn the corpus. Two runs from the same weights, one milder and one stricter, are
 averaged.
 """
 
@@ -24,7 +24,7 @@ from demo_model.writing import own_text
 
 @dataclass(frozen=True, slots=True)
 class Lecture:
-    """Settings that distinguish one run."""
+    """The settings of one run."""
 
     unlikelihood_weight: float
     is_corpus_spared: bool  # third copies in the corpus are ignored, not learnt
@@ -33,14 +33,14 @@ class Lecture:
 
 @dataclass(frozen=True, slots=True)
 class RefinementRecipe:
-    """Everything that decides the second stage besides the corpus and the model it starts from."""
+    """The settings of the second stage."""
 
     lectures: tuple[Lecture, ...] = (Lecture(1.5, True, 0), Lecture(3.0, False, 1))
     schedule: Schedule = Schedule(steps=1400, warmup_steps=50, muon_lr=0.006, adam_lr=9e-4)  # noqa: RUF009
     batch_size: int = 32
     tokens: int = 2048
     depth: int = 3
-    own_rows: int = 8  # of a batch: the model's own text
+    own_rows: int = 8  # rows of a batch with the model's own text
     texts_a_row: int = 6
     sampled_share: float = 0.33
     steps_a_writing: int = 100
@@ -49,7 +49,7 @@ class RefinementRecipe:
 
 
 def refine(model: DemoModel, recipe: RefinementRecipe, corpus: Corpus) -> float:
-    """Runs the second stage on the model, in place; seconds."""
+    """Runs the second stage on the model, in place. Returns its seconds."""
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     mean = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
     seconds = 0.0
@@ -74,9 +74,10 @@ def refine(model: DemoModel, recipe: RefinementRecipe, corpus: Corpus) -> float:
 def lessons(
     model: DemoModel, recipe: RefinementRecipe, lecture: Lecture, corpus: Corpus
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids, lessons) for ever, both [batch_size, tokens + depth + 1].
+    """Yields (ids, lessons), [batch_size, tokens + depth + 1] each, without end.
 
-    Own text stands in the first even rows, because those draft; it is written anew every `steps_a_writing`.
+    The model's own text is in the first even rows, because even rows draft; it is written anew after
+    `steps_a_writing` batches.
     """
     rng = np.random.default_rng(lecture.seed)
     length = recipe.tokens + recipe.depth + 1
@@ -98,7 +99,7 @@ def lessons(
 def _written_rows(
     model: DemoModel, recipe: RefinementRecipe, corpus: Corpus, rng: np.random.Generator
 ) -> Tokens:
-    """Own text for `steps_a_writing` batches, several texts end to end.  # [rows, tokens + depth + 1]"""
+    """Returns own text for `steps_a_writing` batches, [rows, tokens + depth + 1], several texts per row."""
     rows = recipe.own_rows * recipe.steps_a_writing
     texts = own_text(model, corpus, rows * recipe.texts_a_row, recipe.sampled_share, rng)
     ids: Tokens = texts.cpu().numpy().reshape(rows, -1)
@@ -106,7 +107,7 @@ def _written_rows(
 
 
 def to_device(rows: list[tuple[Tokens, Lessons]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids [rows, length] int64, lessons [rows, length] int8), copied without waiting."""
+    """Returns (ids [rows, length] int64, lessons [rows, length] int8), copied asynchronously."""
     ids, lessons = (torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True))
     if device.type == "cuda":
         ids, lessons = ids.pin_memory(), lessons.pin_memory()

@@ -1,7 +1,7 @@
 """Trains the demo model: `PYTHONPATH=tools python -m demo_model.train --out FOLDER` on one GPU.
 
-Prepares the corpus first unless --data names a prepared folder. Writes the checkpoint, the tokenizer and
-metrics.json, measured on held-out modules with the weights as saved, in bfloat16.
+It prepares the corpus first unless --data names a prepared folder. It writes the checkpoint, the tokenizer
+and metrics.json, which is measured on held-out modules with the saved weights, in bfloat16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOKENIZER_CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides the first stage besides the corpus and the model's shape."""
+    """The settings of the first stage."""
 
     schedule: Schedule = Schedule(steps=5000, warmup_steps=200, muon_lr=0.02, adam_lr=3e-3)  # noqa: RUF009
     batch_size: int = 32
@@ -56,7 +56,7 @@ class Recipe:
 
 
 def batches(corpus: Corpus, recipe: Recipe, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids, lessons) of random windows for ever, both [batch_size, tokens + depth + 1]."""
+    """Yields (ids, lessons) of random windows, [batch_size, tokens + depth + 1] each, without end."""
     rng = np.random.default_rng(recipe.seed)
     length = recipe.tokens + recipe.depth + 1
     while True:
@@ -67,7 +67,7 @@ def batches(corpus: Corpus, recipe: Recipe, device: torch.device) -> Iterator[tu
 def train(
     config: ModelConfig, recipe: Recipe, corpus: Corpus, device: torch.device
 ) -> tuple[DemoModel, float]:
-    """(the model after the first stage, seconds of training after compilation)."""
+    """Returns (the model after the first stage, the seconds of training after compilation)."""
     torch.manual_seed(recipe.seed)
     model = DemoModel(config, recipe.dropout).to(device)
     weights = [1.0] + [recipe.draft_weight] * recipe.depth + [0.0]
@@ -83,7 +83,7 @@ def train(
 
 
 def write_model_files(model: DemoModel, data: Path, out: Path) -> None:
-    """Everything a MiMo loader reads, and the held-out prompts."""
+    """Writes everything that a MiMo loader reads, and the held-out prompts."""
     out.mkdir(parents=True, exist_ok=True)
     save_checkpoint(model, out)
     for name in ("tokenizer.json", "heldout_prompts.json"):
@@ -96,7 +96,7 @@ def write_model_files(model: DemoModel, data: Path, out: Path) -> None:
 
 
 def run(recipe: Recipe, data: Path, out: Path, device: torch.device) -> None:
-    """Trains in three stages, writes the files, measures what was written."""
+    """Trains in three stages, writes the files, and measures them."""
     corpus = Corpus.read(data, recipe.library_share)
     model, seconds = train(ModelConfig(), recipe, corpus, device)
     refinement, drafter = RefinementRecipe(), DrafterRecipe()

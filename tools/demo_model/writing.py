@@ -1,4 +1,4 @@
-"""Text by the model itself, from corpus prompts: what it learns from once it can write."""
+"""Text that the model writes from corpus prompts, from which the later stages learn."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from demo_model.model import DemoModel
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 214
-MAX_LEAD = 64  # tokens at temperature 1, which take a text away from what is known by heart
-SAMPLED_TEMPERATURE = 0.8  # after the lead; or greedy
+MAX_LEAD = 64  # the most first tokens at temperature 1, which lead away from memorised text
+SAMPLED_TEMPERATURE = 0.8  # of sampled texts after these tokens; others are greedy
 
 
 def own_text(
     model: DemoModel, corpus: Corpus, rows: int, sampled_share: float, rng: np.random.Generator
 ) -> Tensor:
-    """[rows, PROMPT_TOKENS + NEW_TOKENS] int64 by a bfloat16 copy of the model."""
+    """Returns text by a bfloat16 copy of the model, [rows, PROMPT_TOKENS + NEW_TOKENS] int64."""
     leads = rng.integers(0, MAX_LEAD + 1, (rows, 1))
     after = np.where(rng.random((rows, 1)) < sampled_share, SAMPLED_TEMPERATURE, 0.0)
     temperatures = np.where(np.arange(NEW_TOKENS) < leads, 1.0, after).astype(np.float32)
@@ -33,9 +33,9 @@ def own_text(
 
 @torch.no_grad()
 def write_on(model: DemoModel, prompts: Tensor, temperatures: Tensor) -> Tensor:
-    """Prompts and what the model adds, a token for each column of temperatures; 0 is greedy.
+    """Returns the prompts and the model's continuations, [rows, prompt + new] int64.
 
-    prompts [rows, prompt] int64, temperatures [rows, new] float32 -> [rows, prompt + new] int64
+    prompts: [rows, prompt] int64. temperatures: [rows, new] float32, one per new token; 0 is greedy.
     """
     rows, start = prompts.shape
     ids = F.pad(prompts, (0, temperatures.shape[1]))
