@@ -183,6 +183,7 @@ def fold(sums: gl.tuple, next_sums: gl.tuple) -> gl.tuple:
 
 @gluon_jit_once_for()
 def load_group(group: gl.shared_memory_descriptor, PIECES: gl.constexpr, layout: gl.constexpr) -> gl.tuple:
+    """Returns the accumulators of a group from shared memory."""
     ROWS: gl.constexpr = group.shape[0] // PIECES
     accs: gl.tuple = ()
     for piece in gl.static_range(PIECES):
@@ -223,6 +224,7 @@ def fold_into_stored(m_i: gl.tensor, l_i: gl.tensor, stored_ptr: gl.tensor, next
 
 @gluon_jit_once_for()
 def store_sums(stored_ptr: gl.tensor, accs: gl.tuple) -> None:
+    """Stores accumulators in global memory."""
     ROWS: gl.constexpr = accs[0].shape[0]
     PIECE: gl.constexpr = accs[0].shape[1]
     layout: gl.constexpr = accs[0].type.layout
@@ -244,6 +246,7 @@ def no_keys(ROWS: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr, layou
 
 @gluon_jit_once_for()
 def store_group(group: gl.shared_memory_descriptor, accs: gl.tuple) -> None:
+    """Stores the accumulators of a group in shared memory."""
     ROWS: gl.constexpr = group.shape[0] // len(accs)
     for piece in gl.static_range(len(accs)):
         group.slice(piece * ROWS, ROWS).store(accs[piece])

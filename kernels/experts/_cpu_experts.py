@@ -21,8 +21,8 @@ def cpu_experts(
     *,
     gate: GateActivation | None = None,
 ) -> torch.Tensor:
-    """Returns [tokens * slots, outputs, or outputs / 2 with a gate]; anything for pairs without an expert. A
-    pair's result depends on no other."""
+    """Returns [tokens * slots, outputs], or [tokens * slots, outputs / 2] with a gate; the rows of pairs
+    without an expert are undefined. A pair's result depends on no other."""
     outputs = weight.shape[1] if gate is None else weight.shape[1] // 2
     out = x.new_zeros(ids.numel(), outputs)
     chosen, slots = ids.flatten(), ids.numel() // max(len(x), 1)

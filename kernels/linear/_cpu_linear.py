@@ -43,6 +43,7 @@ def plain_cpu_linear(
 
 
 def can_be_packed(weight: torch.Tensor) -> bool:
+    """Returns whether oneDNN packs such a weight on this machine: a float32 weight on an x86-64 CPU."""
     return CAN_PACK and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
@@ -51,6 +52,7 @@ def pack_weight(
     *,
     least_rows: int,
 ) -> PackedCpuWeight:
+    """Returns the weight in oneDNN's layout. least_rows: the result of `least_packed_rows`."""
     return PackedCpuWeight(_packed(weight), least_rows)
 
 

@@ -290,6 +290,7 @@ def split_paired(
 
 
 def has_bulk_copies(x: torch.Tensor) -> bool:
+    """Returns whether the kernels with TMA run on x's device, which is Hopper."""
     return takes_gluon(x) and is_hopper(x.device)
 
 
@@ -379,6 +380,7 @@ def described_rows(x: torch.Tensor, streams: TmaGemmConfig) -> TensorDescriptor:
 
 
 def padded_rows(num_rows: int) -> int:
+    """Returns the rows of a tile that has num_rows rows."""
     return max(power_of_two(num_rows), _MIN_TILE_ROWS)
 
 

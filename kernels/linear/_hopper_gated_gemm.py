@@ -77,7 +77,7 @@ def _dense_gated_kernel(
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ) -> None:
-    """There is one program a multiprocessor."""
+    """One program runs on each multiprocessor."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, OUTPUTS, 16]
     )
@@ -148,6 +148,7 @@ def dense_gated_linear(
     out: torch.Tensor,  # [rows, outputs], written
     activation: GateActivation,
 ) -> None:
+    """Writes activation(x @ gate.T) * (x @ up.T) to out, for shapes that `is_persistent_shape` accepts."""
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0] // 2
     row_tiles, tiles = blocks_of(rows, ROWS), blocks_of(num_outputs, OUTPUTS // 2)
     flat, paired = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 4))

@@ -80,6 +80,7 @@ def has_integer_products() -> bool:
 
 
 def can_be_integers(weight: torch.Tensor) -> bool:
+    """Returns whether `integer_cpu_weight` accepts the weight: it has float32 on a CPU."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 

@@ -55,7 +55,7 @@ def quantized_weight(
     order = paired_outputs(outputs, codes.device) if is_paired else None
 
     def by_group(values: torch.Tensor) -> torch.Tensor:
-        """[outputs, groups] -> [1 or inputs / GROUP, outputs]."""
+        """Returns [1 or inputs / GROUP, outputs] from [outputs, groups]."""
         own = values if order is None else values[order]
         return (own if groups == 1 else own.repeat_interleave(of_group // GROUP, 1)).T.contiguous()
 

@@ -151,6 +151,7 @@ def pair_of(place: tl.tensor) -> tl.tensor:
 
 @jit
 def is_second(place: tl.tensor) -> tl.tensor:
+    """Returns whether each output of a tile is the second of its pair."""
     return place // 8 % 2 == 1
 
 

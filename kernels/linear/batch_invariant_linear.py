@@ -72,7 +72,7 @@ def batch_invariant_linear(
     weight: torch.Tensor,  # [outputs, inputs] float
     bias: torch.Tensor | None = None,  # [outputs] float
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: x @ weight.T + bias, summed in float32 and rounded once.
+    """Returns x @ weight.T + bias, [rows, outputs], summed in float32 and rounded once.
 
     A row's result depends on no other row, not even in its last bit. Float64 is the exception, because
     PyTorch multiplies it.

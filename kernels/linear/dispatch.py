@@ -67,55 +67,55 @@ class LinearKernel(Enum):
     """The kernels that compute linear layers, with their promises."""
 
     TMA = KernelTraits(
-        "In MMA instructions of 16 inputs (32 of float8) from the tile's first input on, wrapping around within a part of "
-        "the sum; parts are added by ascending index. The weight's shape decides, for up to 64 rows; gates of 65 to 128 rows "
-        "begin at other inputs. Of an ordered weight as BATCH_INVARIANT, and rounded before a residual is added.",
-        "float32 accumulation (float8: as the tensor core accumulates); scale, bias and residual in float32; one rounding, "
-        "which gates and what they multiply get before the activation, and the activation before the product",
+        "MMA instructions of 16 inputs (32 in float8) begin at the tile's first input and wrap around within a part of the "
+        "sum; parts are added by ascending index. The weight's shape alone decides for up to 64 rows; gates of 65 to 128 rows "
+        "begin at other inputs. An ordered weight has the order of BATCH_INVARIANT.",
+        "Accumulation is in float32 (in float8 as the tensor core does it), and so are scale, bias and residual; the result is "
+        "rounded once. Gates and their factors are rounded before the activation, and the activation before the product. "
+        "With an ordered weight the product is also rounded before a residual is added.",
     )
     SKINNY = KernelTraits(
-        "By ascending input within a part of the sum; parts are added by ascending index. The weight's shape decides, for up "
-        "to 32 rows, and up to 64 where sums are longer than twice the number of outputs.",
-        "float32 accumulation; deferred norm, bias and residual in float32; one rounding, which q, k and v get before the "
-        "rotation, too, gates as with TMA, and a residual before the next norm's weight multiplies it",
+        "Inputs are added in ascending order within a part of the sum; parts are added by ascending index. The weight's shape "
+        "alone decides for up to 32 rows, and for up to 64 if sums are longer than twice the number of outputs.",
+        "Accumulation, deferred norm, bias and residual are in float32; the result is rounded once. Queries, keys and values "
+        "are rounded before the rotation, gates as with TMA, and a residual before the next norm's weight multiplies it.",
     )
     PERSISTENT_GATED = KernelTraits(
-        "By ascending input in MMA instructions of 16 inputs, whatever the number of rows.",
-        "float32 accumulation; one rounding, and of gates as with TMA",
+        "Inputs are added in ascending order by MMA instructions of 16 inputs, whatever the number of rows.",
+        "Accumulation is in float32; the result is rounded once, and gates as with TMA.",
     )
     LIBRARY = KernelTraits(
-        "The library's, which may depend on the number of rows. Of a library-ordered weight as BATCH_INVARIANT.",
-        "The library's product is rounded once, with bias or residual; of gates as with TMA",
+        "The library decides, which may depend on the number of rows. A library-ordered weight has the order of "
+        "BATCH_INVARIANT.",
+        "The library's product is rounded once, with bias or residual, and gates as with TMA.",
     )
     BATCH_INVARIANT = KernelTraits(
-        "By ascending input in MMA instructions of one kind, in one accumulator, whatever the number of rows.",
-        "float32 accumulation; bias in float32; one rounding; of gates as with TMA",
+        "Inputs are added in ascending order by MMA instructions of one kind, in one accumulator, whatever the number of rows.",
+        "Accumulation and bias are in float32; the result is rounded once, and gates as with TMA.",
         (torch.bfloat16, torch.float16, torch.float32),
     )
     WEIGHT_ONLY = KernelTraits(
-        "As BATCH_INVARIANT, of up to 128 rows; more rows multiply an expanded copy of the weight.",
-        "A code less its zero point times its scale in float32, rounded once to the values that are multiplied; else as "
-        "BATCH_INVARIANT",
+        "The order is that of BATCH_INVARIANT for up to 128 rows; more rows multiply an expanded copy of the weight.",
+        "The multiplied values are (code - zero point) * scale in float32, rounded once; the rest is as with BATCH_INVARIANT.",
         (torch.uint8,),
     )
     FLOAT8_SKINNY = KernelTraits(
-        "By ascending input in MMA instructions of 32 inputs, for up to 16 rows.",
-        "Inputs are rounded to float8; accumulation as the tensor core does it; scale in float32; one rounding",
+        "Inputs are added in ascending order by MMA instructions of 32 inputs, for up to 16 rows.",
+        "Inputs are rounded to float8. The tensor core accumulates; the scale is in float32, and the result is rounded once.",
     )
     INT4_SCREENED = KernelTraits(
-        "Integer sums are exact in any order; of outputs that could be the greatest by the threads' order, whatever the number "
-        "of rows.",
-        "Inputs are rounded to 8 bits; float32 sums of exact outputs; one rounding",
+        "Integer sums are exact in any order. Exact outputs are summed in the order of threads, whatever the number of rows.",
+        "Inputs are rounded to 8 bits. Exact outputs are summed in float32; the result is rounded once.",
     )
     PADDED_CPU = KernelTraits(
-        "The library's for rows padded to multiples of 16, and multiplied by up to 128 at once. In 16 bits it may depend on "
-        "the number of rows.",
-        "As the library accumulates; one rounding, with the bias",
+        "The library decides, for rows that are padded to multiples of 16 and multiplied up to 128 at a time. In 16 bits the "
+        "order may depend on the number of rows.",
+        "The library accumulates; the result is rounded once, with the bias.",
         (torch.float32, torch.float64),
     )
     PACKED_CPU = KernelTraits(
-        "oneDNN's, tried to be the same for any number of rows before it is relied on.",
-        "float32 accumulation without a rounding after it",
+        "oneDNN decides; that the order is the same for any number of rows is tried before it is relied on.",
+        "Accumulation is in float32, without rounding after it.",
         (torch.float32,),
     )
 
@@ -138,13 +138,11 @@ class WeightFormat(Enum):
     """The weight formats for which sizes decide the kernel. On a CPU a format has one kernel: PADDED_CPU or
     PACKED_CPU."""
 
-    PLAIN = "both of one dtype, float8 among them"
+    PLAIN = "weight and inputs of one dtype, which may be float8"
     ORDERED = "as PLAIN, summed by ascending input in one accumulator, whatever the number of rows"
-    LIBRARY_ORDERED = (
-        "as ORDERED, where the library is known to sum in that order, too, for more than MAX_ROWS rows"
-    )
-    FLOAT8_OF_16_BITS = "a weight in float8 whose inputs are still to be rounded"
-    INT4_SCREENED = "a weight in 4 bits, and the exact one"
+    LIBRARY_ORDERED = "as ORDERED, and the library is known to sum in that order for more than MAX_ROWS rows"
+    FLOAT8_OF_16_BITS = "a weight in float8 for inputs in 16 bits, which are quantised first"
+    INT4_SCREENED = "a weight in 4 bits, and in full"
 
 
 class LinearShape(NamedTuple):
@@ -188,6 +186,8 @@ class TmaGemmConfig(NamedTuple):
 
 
 class LinearChoice(NamedTuple):
+    """The kernel of a launch. config: of a TMA kernel."""
+
     kernel: LinearKernel
     config: TmaGemmConfig | None = None
 

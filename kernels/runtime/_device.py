@@ -17,6 +17,7 @@ _TRANSFERS_A_CLOCK = 2  # double data rate
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
+    """Returns the number of multiprocessors; 2 for the interpreter."""
     if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

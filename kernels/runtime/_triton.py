@@ -37,6 +37,7 @@ class Kernel(Protocol):
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
+    """Returns the function compiled by Triton, or itself without Triton."""
     return cast(Kernel, function if triton is None else triton.jit(function))
 
 

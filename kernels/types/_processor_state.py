@@ -29,6 +29,7 @@ class LogitsProcessorState:
     forced_after_ids: torch.Tensor  # [rows] int64: forces only if the output has this token; -1: always
 
     def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors by the names of their fields."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def first(self, num_rows: int) -> LogitsProcessorState:

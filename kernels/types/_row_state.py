@@ -42,6 +42,7 @@ class RoundWindow:
 
     @classmethod
     def empty(cls, num_rows: int, num_speculative_tokens: int, device: torch.device) -> RoundWindow:
+        """Returns a window of uninitialised tensors."""
         shape = num_rows, num_speculative_tokens + 1
         token_ids, positions, slot_mapping = torch.empty(
             (3, *shape), dtype=torch.int64, device=device
@@ -65,5 +66,6 @@ class DraftWindow:
 
     @classmethod
     def empty(cls, num_rows: int, width: int, device: torch.device) -> DraftWindow:
+        """Returns a window of uninitialised tensors."""
         cells = torch.empty((3, num_rows, width), dtype=torch.int64, device=device).unbind()
         return cls(*cells, *torch.empty((4, num_rows), dtype=torch.int64, device=device).unbind())

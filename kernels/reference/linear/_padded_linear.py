@@ -1,5 +1,5 @@
-"""Products on a CPU whose rows do not depend on one another, not even in their last bit, of any weight: up to
-ROWS_AT_ONCE rows at once, with rows of zeros up to a multiple of ROW_MULTIPLE."""
+"""Batch-invariant products on a CPU with any weight: rows are padded with zeros to a multiple of ROW_MULTIPLE
+and multiplied up to ROWS_AT_ONCE at a time, so that no row depends on another."""
 
 from __future__ import annotations
 

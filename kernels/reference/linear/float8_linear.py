@@ -1,4 +1,4 @@
-"""A linear layer in float8 (PyTorch twin)."""
+"""A linear layer of float8 inputs and weights with per-tensor scales (PyTorch twin)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def float8_linear(
     *,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns [rows, outputs] of that dtype: (x * step) @ (weight * scale).T + bias."""
+    """Returns (x * step) @ (weight * scale).T + bias, [rows, outputs] of that dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     product = torch.nn.functional.linear(x.to(wide), weight.to(wide)) * (step * scale).to(wide)
     return (product if bias is None else product + bias.to(wide)).to(dtype)

@@ -18,7 +18,7 @@ def gated_linear(
     norm: DeferredNorm | None = None,  # of x
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns [rows, outputs]: activation(x @ gate.T) * (x @ up.T), the bias added to both products."""
+    """Returns activation(x @ gate.T) * (x @ up.T), [rows, outputs]. The bias is added to both products."""
     if norm is None:
         product = torch.nn.functional.linear(x, weight, bias)
     else:

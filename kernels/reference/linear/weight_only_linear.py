@@ -19,7 +19,8 @@ def weight_only_linear(
     residual: torch.Tensor | None = None,  # [rows, outputs] bfloat16, added
     out: torch.Tensor | None = None,  # [rows, outputs] bfloat16; may be the residual
 ) -> torch.Tensor:
-    """Returns [rows, outputs], or [rows, outputs / 2] with a gate."""
+    """Returns x @ weight.T + bias, [rows, outputs], or gated, [rows, outputs / 2]; the residual is added to
+    the rounded product."""
     product = torch.nn.functional.linear(x, expanded_weight(weight), bias)
     if gate is not None:
         product = gated_mul(product, gate)
