@@ -105,11 +105,9 @@ def _launch(
     window: int = 0,
     most_chunks: int = 0,
 ) -> None:
-    """Launches the kernel.
-
-    most_tiles: an upper bound of the tiles of queries. window: the length of every chunk; first tokens and
-    lengths are not read then. most_chunks: without a window, a power of two that is not below their number.
-    """
+    """Launches the kernel. most_tiles: an upper bound of the tiles of queries. window: the length of every
+    chunk; first tokens and lengths are not read then. most_chunks: without a window, a power of two that is
+    not below their number."""
     key_cache, value_cache, block_table = paged
     q_heads, head_dim = query.shape[1:]
     num_chunks, max_blocks = block_table.shape

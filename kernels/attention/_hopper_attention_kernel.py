@@ -51,10 +51,7 @@ def _weigh_first(
     STAGES: gl.constexpr,
 ) -> gl.tuple:
     """Returns ((weights, m) of the first tile, the positions of the queries, which begin at first_query,
-    turns).
-
-    first: the tile's first key. factors: those of `score_factors`.
-    """
+    turns). first: the tile's first key. factors: those of `score_factors`."""
     scale, slope, sliding_window = factors
     keys, _values, k_full, _v_full, k_empty, _v_empty = ring
     k_turn, v_turn = turns
@@ -189,11 +186,8 @@ def _rows_of(
     PACKED: gl.constexpr,
     layout: gl.constexpr,
 ) -> gl.tuple:
-    """Returns (pointers to the ROWS rows of a warpgroup, whether their queries exist).
-
-    The rows begin at query `place` of the chunk whose first token is `first`; the PACKED heads of a query are
-    adjacent rows.
-    """
+    """Returns (pointers to the ROWS rows of a warpgroup, whether their queries exist). The rows begin at
+    query `place` of the chunk whose first token is `first`; the PACKED heads of a query are adjacent rows."""
     ptr, token_stride, head_stride = tensor
     row = unhoisted(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)))
     column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))

@@ -113,9 +113,7 @@ def fold_values(
 ) -> gl.tuple:
     """Adds a tile, (weights, m), to the sums, one piece of the values' columns after the other, because wide
     heads leave registers for one product only. The product of the last piece is still running at the end.
-
-    Returns ((m, l, accumulators), (the last product, weights), the factors for `fold_last`).
-    """
+    Returns ((m, l, accumulators), (the last product, weights), the factors for `fold_last`)."""
     m_i, l_i, accs = sums
     weights, tile_m = tile
     PIECES: gl.constexpr = len(accs)

@@ -190,11 +190,8 @@ def _partial_kernel(
     OVERLAPS: tl.constexpr,
 ) -> None:
     """Each of n programs computes every n-th item: (unit of a row's keys, KV head, part of the window's
-    queries).
-
-    The next kernels may start as soon as all programs run, so that their work before their wait is hidden
-    (PDL).
-    """
+    queries). The next kernels may start as soon as all programs run, so that their work before their wait is
+    hidden (PDL)."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     rows, starts, ends, pieces, piece_keys, at_once = split_rows(

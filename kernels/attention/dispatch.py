@@ -66,10 +66,8 @@ class AttentionKernel(Enum):
 
 
 class AttentionShape(NamedTuple):
-    """Sizes of a QueryBatch and its heads.
-
-    can_copy: the kernels with TMA support these heads and caches. has_ends: the batch has end positions.
-    """
+    """Sizes of a QueryBatch and its heads. can_copy: the kernels with TMA support these heads and caches.
+    has_ends: the batch has end positions."""
 
     window: int | None  # queries of every row; None: only the device knows them
     gqa_group_size: int

@@ -103,12 +103,7 @@ def prefill_attention(
     end_positions: torch.Tensor | None = None,  # [rows] int64
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns [rows, window, q_heads, head_dim]: query w of a row attends to the keys up to position start +
-    w that the rule makes visible.
-
-    A query that sees no key gets zeros. A row has no keys from its end position on: memory there may hold
-    anything.
-    """
+    """Returns what `paged_attention` returns, [rows, window, q_heads, head_dim], for windows of any width."""
     if not takes_triton(query) or query.dtype == torch.float64:
         return prefill_attention_twin(
             query, key_cache, value_cache, block_table, start_positions, rule,

@@ -112,10 +112,7 @@ def varlen_attention(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns [tokens, q_heads, head_dim]: the token first + w of a chunk, w < length, attends to the keys up
-    to position start + w that the rule makes visible.
-
-    The results of tokens of no chunk are not written.
-    """
+    to position start + w that the rule makes visible. The results of tokens of no chunk are not written."""
     if not takes_triton(query) or query.dtype == torch.float64:
         return varlen_attention_twin(
             query, key_cache, value_cache, block_table, first_tokens, lengths, start_positions, rule,

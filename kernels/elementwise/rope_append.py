@@ -45,11 +45,8 @@ def _rope_append_kernel(
     OVERLAPS: tl.constexpr,
 ) -> None:
     """For each token one program rotates the query heads, another the key heads, and a third copies the
-    values.
-
-    half: half the number of rotated dimensions. REST: a power of two that is not below the number of the
-    others; 0: all dimensions are rotated.
-    """
+    values. half: half the number of rotated dimensions. REST: a power of two that is not below the number of
+    the others; 0: all dimensions are rotated."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column, head = tl.arange(0, HALF)[None, :], tl.arange(0, HEADS)[:, None]

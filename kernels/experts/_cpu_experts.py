@@ -49,4 +49,5 @@ def integer_cpu_expert_weights(
     *,
     bits: Literal[4, 8],
 ) -> IntegerCpuExperts:
+    """Returns the experts' weights, rounded to the nearest codes. Requires `has_integer_products`."""
     return IntegerCpuExperts(tuple(integer_cpu_weight(own, bits=bits) for own in weight))

@@ -126,10 +126,8 @@ def _place_kernel(
 
 
 class BlockSizes(NamedTuple):
-    """The sizes of the blocks of pairs.
-
-    rows: the most pairs of a block. chunk: the pairs that one program sorts; 0: each pair is a block.
-    """
+    """The sizes of the blocks of pairs. rows: the most pairs of a block. chunk: the pairs that one program
+    sorts; 0: each pair is a block."""
 
     rows: int
     num_blocks: int

@@ -11,10 +11,8 @@ _FEW_ROWS = 64
 
 
 class Tile(NamedTuple):
-    """The tile of a program, and its pipeline.
-
-    share: roughly the share of the tensor cores' peak rate that is reached once programs fill the device.
-    """
+    """The tile of a program, and its pipeline. share: roughly the share of the tensor cores' peak rate that
+    is reached once programs fill the device."""
 
     outputs: int
     rows: int

@@ -39,11 +39,9 @@ def integer_cpu_linear(
     weight: IntegerCpuWeight,
     epilogue: Epilogue = PLAIN,  # tensors in float32; a residual only with a next norm
 ) -> torch.Tensor:
-    """Returns x @ weight.T with its epilogue, [rows, out] float32, or [rows, out / 2] with a gate.
-
-    x is quantised as above. A next norm is applied completely. A row with an infinity or a NaN becomes NaN.
-    Raises MemoryError if there is no memory for the quantised inputs.
-    """
+    """Returns x @ weight.T with its epilogue, [rows, out] float32, or [rows, out / 2] with a gate. x is
+    quantised as above. A next norm is applied completely. A row with an infinity or a NaN becomes NaN. Raises
+    MemoryError if there is no memory for the quantised inputs."""
     bias, gate, residual, norm = epilogue
     assert (residual is None) == (norm is None), "a residual is added before a norm"
     assert gate is None or norm is None, "nothing computes both"

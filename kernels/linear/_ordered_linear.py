@@ -43,10 +43,7 @@ def ordered_linear(
     weight_format: WeightFormat = WeightFormat.ORDERED,
 ) -> torch.Tensor:
     """Returns x @ weight.T + bias, [rows, outputs], or [rows, outputs / 2] with a gate. The product is
-    rounded before the residual is added.
-
-    No launch that is still running may write the weight.
-    """
+    rounded before the residual is added. No launch that is still running may write the weight."""
     assert residual is None or gate is None, "no kernel adds a gated product to a residual"
     kernel, streams = choice_of(x, weight, _operation(gate, bias), out, weight_format)
     if kernel in (LinearKernel.LIBRARY, LinearKernel.BATCH_INVARIANT):

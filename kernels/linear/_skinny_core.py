@@ -141,11 +141,8 @@ def _cells(
 @jit
 def pair_of(place: tl.tensor) -> tl.tensor:
     """Returns the pair of each output of a tile. The outputs of a pair are eight apart, so that the tensor
-    cores give both to one thread.
-
-    Outputs 0 .. 7 and 8 .. 15 of a tile are the first and second outputs of the pairs 0 .. 7; the next 16
-    outputs are the pairs 8 .. 15.
-    """
+    cores give both to one thread. Outputs 0 .. 7 and 8 .. 15 of a tile are the first and second outputs of
+    the pairs 0 .. 7; the next 16 outputs are the pairs 8 .. 15."""
     return place // 16 * 8 + place % 8
 
 

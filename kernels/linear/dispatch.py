@@ -53,10 +53,8 @@ TMA_TYPES = *HALF_TYPES, torch.float8_e4m3fn
 
 
 class KernelTraits(NamedTuple):
-    """A kernel's promises about its results.
-
-    ordered_dtypes: the dtypes of weights for which sums have one order for any number of rows.
-    """
+    """A kernel's promises about its results. ordered_dtypes: the dtypes of weights for which sums have one
+    order for any number of rows."""
 
     order_of_sums: str
     rounding: str

@@ -100,11 +100,8 @@ def quantized_linear(
     *,
     out: torch.Tensor | None = None,  # [rows, outputs]
 ) -> torch.Tensor:
-    """Returns (float8(x / step) * step) @ (weight * scale).T, [rows, outputs] in x's dtype.
-
-    CUDA devices must have compute capability 8.9 or later. Inputs must be a multiple of 128, outputs one of
-    16.
-    """
+    """Returns (float8(x / step) * step) @ (weight * scale).T, [rows, outputs] in x's dtype. CUDA devices must
+    have compute capability 8.9 or later. Inputs must be a multiple of 128, outputs one of 16."""
     if not takes_triton(x):
         return quantized_linear_twin(x, weight, scale, step, out=out)
     (rows, num_inputs), num_outputs = x.shape, weight.shape[0]

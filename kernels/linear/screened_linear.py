@@ -172,10 +172,7 @@ def _rescore_kernel(
     OVERLAPS: tl.constexpr,
 ) -> None:
     """Each program searches SHARE tiles of one row's outputs and computes exactly those that could be the
-    row's greatest.
-
-    Its tiles are far apart, because the likely tokens mostly have similar ids.
-    """
+    row's greatest. Its tiles are far apart, because the likely tokens mostly have similar ids."""
     row = tl.program_id(0).to(tl.int64)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()

@@ -50,10 +50,8 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def overlap(device: torch.device) -> tuple[bool, dict[str, bool]]:
-    """Returns (a kernel's OVERLAPS, the options of its launch).
-
-    From Hopper on a kernel may start while the preceding one drains (programmatic dependent launch, PDL).
-    """
+    """Returns (a kernel's OVERLAPS, the options of its launch). From Hopper on a kernel may start while the
+    preceding one drains (programmatic dependent launch, PDL)."""
     overlaps = _capability(device) >= (9, 0)
     return overlaps, {"launch_pdl": True} if overlaps else {}
 

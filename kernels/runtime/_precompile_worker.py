@@ -80,9 +80,7 @@ class OfflineDriver(DriverBase):  # type: ignore[misc]
 
 def compile_specialization(wanted: Specialization) -> bool:
     """Compiles the kernel into Triton's cache on disk. Returns whether the cache did not have it before.
-
-    Raises Triton's exceptions, and ImportError or AttributeError if the module does not have the kernel.
-    """
+    Raises Triton's exceptions, and ImportError or AttributeError if the module does not have the kernel."""
     kernel: Any = functools.reduce(getattr, wanted.name.split("."), importlib.import_module(wanted.module))
     source_type = GluonASTSource if kernel.is_gluon() else ASTSource
     source = source_type(kernel, wanted.signature, wanted.constants, wanted.attributes)

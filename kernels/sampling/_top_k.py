@@ -231,11 +231,9 @@ def pick_kept(
     PAIRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the token sampled at one position.
-
-    For k runs the smallest of their highest logits is at most the k-th largest logit, so that all tokens that
-    top-k keeps are in runs whose highest logit reaches that bound. Masked tokens (-inf) are never gathered.
-    """
+    """Returns the token sampled at one position. For k runs the smallest of their highest logits is at most
+    the k-th largest logit, so that all tokens that top-k keeps are in runs whose highest logit reaches that
+    bound. Masked tokens (-inf) are never gathered."""
     run = tl.arange(0, RUNS)
     key = key_of(tl.load(top_ptr + run, mask=run < runs, other=-float("inf")), SHIFT)
     lowest = key_of(tl.full((), -float("inf"), tl.float32), SHIFT) + 1

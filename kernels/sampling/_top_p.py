@@ -60,11 +60,8 @@ def _sure_bound(
     SHIFT: tl.constexpr,
 ) -> tl.tensor:
     """Returns a key such that the tokens from it on surely have the mass `wanted`; `low` if the runs do not
-    show one.
-
-    A run whose highest logit reaches a key counts with the mass of that logit, or with the mass near it if
-    all tokens near it reach the key.
-    """
+    show one. A run whose highest logit reaches a key counts with the mass of that logit, or with the mass
+    near it if all tokens near it reach the key."""
     key, near_key = key_of(tops, SHIFT), key_of(_near_from(tops, temperature), SHIFT)
     more = tl.maximum(near - top_mass, 0.0)
     is_near = low > high
@@ -234,11 +231,8 @@ def pick_by_rejection(
     UNIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Returns (the token sampled at one position, whether this program has it). The last program of a
-    position to arrive has it.
-
-    Each program draws from some units of runs. The result of a unit depends on the position alone, not on the
-    program that computes it.
-    """
+    position to arrive has it. Each program draws from some units of runs. The result of a unit depends on the
+    position alone, not on the program that computes it."""
     IN_CHUNK: tl.constexpr = CHUNK // RUN
     RUNS: tl.constexpr = CHUNKS * IN_CHUNK
     run = tl.arange(0, RUNS)

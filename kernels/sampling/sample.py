@@ -215,11 +215,8 @@ def _pick_kernel(
     OVERLAPS: tl.constexpr,
 ) -> None:
     """Samples one line: the best token of its best chunk, or with filters the best of the tokens that they
-    keep.
-
-    With filters but without top-k all programs of a line work, else only the first. A line whose highest
-    logit is +inf has no probabilities: it is marked as broken and gets token 0.
-    """
+    keep. With filters but without top-k all programs of a line work, else only the first. A line whose
+    highest logit is +inf has no probabilities: it is marked as broken and gets token 0."""
     line = tl.program_id(0).to(tl.int64)
     row = line // window
     if OVERLAPS:

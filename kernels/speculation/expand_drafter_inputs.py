@@ -78,20 +78,11 @@ def expand_drafter_inputs(
     """Returns (token_ids, positions, is_rejected, is_masked, new_token_indices, hidden_state_mapping).
 
     With P = num_padding_slots each request gets P more tokens; with shift it gets P - 1 more and loses its
-    first token. Its tokens are then its valid tokens, its bonus token, P - 1 tokens parallel_token_id, and
-    padding_token_id for each rejected token. Positions count from the position of the request's first token,
-    and are 0 for rejected tokens.
+    first token. The first four results are flat over all requests, new_token_indices is [R * P], and
+    hidden_state_mapping is [tokens], or None without shift. The twin explains the results, shows an example
+    and says what the engine does instead.
 
-    token_ids, positions, is_rejected (bool) and is_masked (bool) are flat over all requests, and
-    new_token_indices [R * P] are the indices of bonus and parallel tokens in them. hidden_state_mapping
-    [tokens] is the index of equal rank in its request for each input token, also for rejected ones; it is
-    None without shift. Each request must have a token that was not rejected. Tokens after the last request,
-    the padding of a graph, count as its rejected tokens. The first two results have the dtypes of their
-    sources, the indices that of query_start_loc.
-
-    Raises ValueError if num_padding_slots is below 1. Semantics as in vLLM's
-    `copy_and_expand_eagle_inputs_kernel`; the twin shows an example and explains what the engine does
-    instead.
+    Raises ValueError if P is below 1. Semantics as in vLLM's `copy_and_expand_eagle_inputs_kernel`.
     """
     check_padding_slots(num_padding_slots)
     check_dense(target_token_ids, target_positions, next_token_ids, query_start_loc, query_end_loc)

@@ -39,9 +39,7 @@ def extend_queries(
     n: int,
 ) -> tuple[torch.Tensor, torch.Tensor, int, int, int]:
     """Returns the first five arguments for queries and sequences that are n tokens longer, without slots.
-
-    Semantics as in vLLM's `extend_all_queries_by_N`; the twin explains what the engine does instead.
-    """
+    Semantics as in vLLM's `extend_all_queries_by_N`; the twin explains what the engine does instead."""
     check_dense(query_start_loc, seq_lens)
     rows = len(seq_lens)
     starts, lengths = torch.empty_like(query_start_loc), torch.empty_like(seq_lens)

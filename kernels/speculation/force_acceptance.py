@@ -67,8 +67,7 @@ def force_acceptance(
     """Accepts draft i if those before it were accepted and the random word of (seed, its position) is below
     thresholds[i].
 
-    Accepted drafts are written to sampled. Where a draft is not accepted, a sampled token equal to it becomes
-    the next id. Where there is no valid draft, sampled tokens stay.
+    Accepted drafts are written to sampled; the twin explains the other tokens.
     """
     check_dense(sampled, tokens, is_valid, seeds, start_positions, thresholds)
     num_rows, width = sampled.shape

@@ -130,10 +130,8 @@ def prepare_verify_inputs(
     *,
     out: RoundWindow | None = None,
 ) -> RoundWindow:
-    """Returns the window [t_L, d_1 .. d_S] of each row, and adds its tokens to the lengths of live rows.
-
-    A draft beyond the row's limit or depth cap is not valid.
-    """
+    """Returns the window [t_L, d_1 .. d_S] of each row, and adds its tokens to the lengths of live rows. A
+    draft beyond the row's limit or depth cap is not valid."""
     num_rows, depth = drafts.shape
     check_window(depth, block_size_tokens)
     window = RoundWindow.empty(num_rows, depth, drafts.device) if out is None else out

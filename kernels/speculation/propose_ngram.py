@@ -129,12 +129,8 @@ def propose_ngram(
     """Returns the drafts of each row, [N, S] int64, 0 for padding.
 
     The drafts are the tokens after the latest earlier occurrence of the longest suffix of the row's tokens,
-    at most max_ngram long, that occurs before. Nothing beyond the row's length is read.
-
-    predictions: a row's prediction is searched first, for the longest suffix, at most predictions.max_ngram
-    long, that occurs in it before its last token. Of equal matches the one nearest to the place of the last
-    token in the row's own text wins. It provides the drafts unless the row itself repeats a longer suffix;
-    beyond its end its last token is drafted.
+    at most max_ngram long, that occurs before. Nothing beyond the row's length is read. The twin explains
+    predictions and shows examples.
     """
     table, num_rows = rows.granted_block_ids, len(rows.limits)
     check_dense(rows.last_tokens, rows.kv_lengths, rows.limits, token_cache)

@@ -67,10 +67,8 @@ def rewind_kv_cache(
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Removes rejected tokens from the rows. Returns (blocks_to_release [N], remove_mask [N] bool).
-
-    Every vector may be [N] or [1, N]. The twin shows an example.
-    """
+    """Removes rejected tokens from the rows. Returns (blocks_to_release [N], remove_mask [N] bool). Every
+    vector may be [N] or [1, N]. The twin shows an example."""
     check_window(num_speculative_tokens, block_size_tokens)
     check_dense(accepted_counts, prefill_status, last_kv_block_offset, kv_length_offsets)
     check_dense(kv_block_counts, last_kv_block_id)

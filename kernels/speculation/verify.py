@@ -53,9 +53,7 @@ def verify_speculative_tokens(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns (last_one_indices [rows] int64, accepted_tokens_mask [total] bool, input_tokens [total]).
-
-    last_one_indices: the index of each row's last accepted token. The twin shows an example.
-    """
+    last_one_indices: the index of each row's last accepted token. The twin shows an example."""
     check_dense(input_tokens, output_tokens)
     tokens, rows = input_tokens.view(-1), num_decode_requests + num_prefill_requests
     if out is None:

@@ -40,9 +40,7 @@ class DeltaState(NamedTuple):
 
 class TokenSpans(NamedTuple):
     """n chunks of tokens in a flat list, at most one per row; a span of length 0 does not exist.
-
-    is_generated: the tokens were generated before and are recomputed; they are not part of a prompt.
-    """
+    is_generated: the tokens were generated before and are recomputed; they are not part of a prompt."""
 
     rows: torch.Tensor  # [n] int64: rows of the table
     first_tokens: torch.Tensor  # [n] int64: the place of each span's first token in the list

@@ -99,10 +99,8 @@ class ExpertWeights(NamedTuple):
 
 
 class PairBlocks(NamedTuple):
-    """The pairs of a token and a slot, sorted by their experts and cut into blocks of one expert each.
-
-    A pair's number is token * slots + slot. Pairs without an expert are in no block.
-    """
+    """The pairs of a token and a slot, sorted by their experts and cut into blocks of one expert each. A
+    pair's number is token * slots + slot. Pairs without an expert are in no block."""
 
     order: torch.Tensor  # [pairs] int32: the pairs of the first block, then those of the next
     experts: torch.Tensor  # [blocks] int32; -1: the block is empty, as are all after it

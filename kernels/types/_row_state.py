@@ -9,10 +9,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """N rows at fixed addresses; a row with kv_lengths >= limits is padding. Everything is int64.
-
-    Only granted_block_ids and pending_tokens may have gaps between rows.
-    """
+    """N rows at fixed addresses; a row with kv_lengths >= limits is padding. Everything is int64. Only
+    granted_block_ids and pending_tokens may have gaps between rows."""
 
     last_tokens: torch.Tensor  # [N]: the first token that is not in the cache
     kv_lengths: torch.Tensor  # [N]: tokens in the cache

@@ -49,9 +49,7 @@ class Lines:
 
 def third_copies(keys: Tokens, starts: Tokens) -> npt.NDArray[np.bool_]:
     """Returns whether a line's content occurs twice in the REACH tokens before it. All arrays are [lines].
-
-    Keys 5 9 5 5 at starts 0 10 20 300 have no third copy; at starts 0 10 20 100 the last line is one.
-    """
+    Keys 5 9 5 5 at starts 0 10 20 300 have no third copy; at starts 0 10 20 100 the last line is one."""
     by_key = np.argsort(keys, kind="stable")
     key, start = keys[by_key], starts[by_key]
     found = np.zeros(len(keys), dtype=np.bool_)

@@ -270,10 +270,8 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def attend_drafting(q: Tensor, k: Tensor, v: Tensor, mask: DraftMask) -> Tensor:
-    """Returns the attention of one draft step under its mask.
-
-    q: [batch, heads, tokens, head_dim]; k, v: [batch, kv_heads, step * tokens, head_dim].
-    """
+    """Returns the attention of one draft step under its mask. q: [batch, heads, tokens, head_dim]; k, v:
+    [batch, kv_heads, step * tokens, head_dim]."""
     if isinstance(mask, BlockMask):
         out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
         assert isinstance(out, Tensor)

@@ -74,11 +74,8 @@ def refine(model: DemoModel, recipe: RefinementRecipe, corpus: Corpus) -> float:
 def lessons(
     model: DemoModel, recipe: RefinementRecipe, lecture: Lecture, corpus: Corpus
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields (ids, lessons), [batch_size, tokens + depth + 1] each, without end.
-
-    The model's own text is in the first even rows, because even rows draft; it is written anew after
-    `steps_a_writing` batches.
-    """
+    """Yields (ids, lessons), [batch_size, tokens + depth + 1] each, without end. The model's own text is in
+    the first even rows, because even rows draft; it is written anew after `steps_a_writing` batches."""
     rng = np.random.default_rng(lecture.seed)
     length = recipe.tokens + recipe.depth + 1
     device = model.lm_head.weight.device

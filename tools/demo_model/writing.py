@@ -33,10 +33,8 @@ def own_text(
 
 @torch.no_grad()
 def write_on(model: DemoModel, prompts: Tensor, temperatures: Tensor) -> Tensor:
-    """Returns the prompts and the model's continuations, [rows, prompt + new] int64.
-
-    prompts: [rows, prompt] int64. temperatures: [rows, new] float32, one per new token; 0 is greedy.
-    """
+    """Returns the prompts and the model's continuations, [rows, prompt + new] int64. prompts: [rows, prompt]
+    int64. temperatures: [rows, new] float32, one per new token; 0 is greedy."""
     rows, start = prompts.shape
     ids = F.pad(prompts, (0, temperatures.shape[1]))
     caches = model.empty_caches(rows, ids.shape[1])

@@ -21,10 +21,7 @@ def varlen_attention(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns [tokens, q_heads, head_dim]: the token first + w of a chunk, w < length, attends to the keys up
-    to position start + w that the rule makes visible.
-
-    The results of tokens of no chunk are not written.
-    """
+    to position start + w that the rule makes visible. The results of tokens of no chunk are not written."""
     result = torch.empty_like(query) if out is None else out
     for chunk, (first, length) in enumerate(zip(first_tokens.tolist(), lengths.tolist(), strict=True)):
         if length == 0:

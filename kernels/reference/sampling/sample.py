@@ -153,11 +153,9 @@ def _keep_probable(scaled: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tenso
 
 
 def _top_p_floor(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns the smallest probability that top-p keeps, [rows, window, 1]; 0 where top-p is off.
-
-    In descending order a token is kept if the sum of those before it is below top_p, and so are all that tie
-    with the last one kept. Mostly few candidates have that mass; more are taken until they have it.
-    """
+    """Returns the smallest probability that top-p keeps, [rows, window, 1]; 0 where top-p is off. In
+    descending order a token is kept if the sum of those before it is below top_p, and so are all that tie
+    with the last one kept. Mostly few candidates have that mass; more are taken until they have it."""
     share = top_p.view(-1, 1, 1)
     count = min(_FIRST_CANDIDATES, probabilities.shape[-1])
     while True:
