@@ -76,7 +76,7 @@ def takes_triton(tensor: torch.Tensor) -> bool:
 
 
 def falls_back_to(twin: Callable[_P, _R]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes a launcher call its twin where Triton does not take the first tensor among the arguments.
+    """Makes a launcher call its twin if Triton does not take the first tensor among the arguments.
     Launchers of operations that run in every layer decide for themselves, without the search."""
 
     def wrap(launch: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -1,4 +1,4 @@
-"""Gumbel noise inside a kernel: the Triton form of `reference.sample.gumbel_noise`."""
+"""Gumbel noise inside a kernel, with the random words of the twin `gumbel_noise`."""
 
 from __future__ import annotations
 
