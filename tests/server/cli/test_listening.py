@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -222,18 +221,7 @@ def test_little_is_buffered_for_a_client_that_does_not_read() -> None:
     assert 1 << 14 < num_bytes < 1 << 19
 
 
-@pytest.fixture
-def few_objects() -> Iterator[None]:
-    """The collector looks only at what is made from here on: all that tests have imported takes it a
-    second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
-@pytest.mark.usefixtures("few_objects")
 async def test_nothing_is_kept_of_a_connection_that_is_gone(services: Services, resets: bool) -> None:
     async with serving(services, ServerConfig(port=0)) as url:
         client = post(url, {"prompt": "a"})

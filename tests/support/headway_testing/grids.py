@@ -36,12 +36,12 @@ def covering(cases: list[tuple[Value, ...]], cases_per_value: int) -> list[int]:
     pairs of values that no chosen case has; among equals, the first one.
     """
     wanted = {value: min(n, cases_per_value) for value, n in Counter(v for c in cases for v in c).items()}
+    pairs_of = [set(combinations(case, 2)) for case in cases]
     pairs: set[tuple[Value, Value]] = set()
     remaining, chosen = list(range(len(cases))), list[int]()
 
     def gain(index: int) -> tuple[int, int]:
-        case = cases[index]
-        return sum(wanted[v] > 0 for v in case), sum(p not in pairs for p in combinations(case, 2))
+        return sum(wanted[v] > 0 for v in cases[index]), len(pairs_of[index] - pairs)
 
     while any(n > 0 for n in wanted.values()):
         best = max(remaining, key=gain)
@@ -49,7 +49,7 @@ def covering(cases: list[tuple[Value, ...]], cases_per_value: int) -> list[int]:
         chosen.append(best)
         for value in cases[best]:
             wanted[value] -= 1
-        pairs.update(combinations(cases[best], 2))
+        pairs |= pairs_of[best]
     return chosen
 
 
