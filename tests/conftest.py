@@ -7,6 +7,11 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+# Test workers share the cores, so that idle threads spin only briefly, as those of an engine do. torch and
+# NumPy read these variables when they are loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 from headway_testing.grids import INTERPRETED, TWINS, thin_products
