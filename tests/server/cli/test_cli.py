@@ -459,16 +459,6 @@ def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
     assert capsys.readouterr().err.startswith("headway: PROMPT has bytes that are not UTF-8; ")
 
 
-@pytest.fixture
-def heeded_interrupts() -> Iterator[None]:
-    """In what is started from here, too: a shell's jobs in the background ignore them, and so does all that
-    they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize(("command", "module"), [("quantize", "quantize"), ("head", "training")])
 def test_commands_of_the_engine_get_their_arguments_as_they_are(
     command: str, module: str, monkeypatch: pytest.MonkeyPatch
@@ -479,6 +469,16 @@ def test_commands_of_the_engine_get_their_arguments_as_they_are(
     assert runs == [(f"headway.engine.{module}", ["--help", "--model", "x"])]
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """In what is started from here, too: a shell's jobs in the background ignore them, and so does all that
+    they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize("is_terminal", [True, False], ids=["both", "parent"])
 def test_an_interrupt_ends_a_benchmark_quietly(is_terminal: bool) -> None:
     """Of the whole process group, as a terminal does it, or of the command alone. The server never
