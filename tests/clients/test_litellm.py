@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from headway_testing.daemon import Server
+from headway_testing.ports import free_port
 
 MESSAGES = [{"role": "user", "content": "import os"}]
 START_SECONDS = 180.0
@@ -42,9 +42,7 @@ def proxy(
     ]
     config = {"model_list": models, "litellm_settings": {"num_retries": 0}}
     (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         environment / "litellm", "--config", folder / "config.yaml", "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip

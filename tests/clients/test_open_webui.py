@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from headway_testing.daemon import Server, get_plain
+from headway_testing.ports import free_port
 
 MODEL = "demo-tools"
 START_SECONDS = 300.0
@@ -32,9 +32,7 @@ def webui(
 ) -> Iterator[httpx.Client]:
     """A client of the server with the token of its one user."""
     folder = tmp_path_factory.mktemp("webui")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     programs = environment.parent / "webui/bin"
     variables = {
         **SETTINGS, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "DATA_DIR": str(folder),

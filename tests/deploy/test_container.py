@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from headway_testing.ports import free_port
 
 pytestmark = pytest.mark.container
 
@@ -50,9 +50,7 @@ class Container:
 
 @pytest.fixture
 def container() -> Iterator[Container]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = time.monotonic()
     name = podman(*RUN, "--env", f"HEADWAY_PORT={port}", "--env", "HEADWAY_THREADS=1", IMAGE)
     running = Container(name, f"http://127.0.0.1:{port}")

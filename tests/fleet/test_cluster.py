@@ -27,11 +27,11 @@ from headway_testing.fleets import (
     completion,
     descendants,
     end,
-    free_port,
     started,
     wait_until,
     wait_until_begun,
 )
+from headway_testing.ports import free_port
 
 pytestmark = [
     pytest.mark.fleet,

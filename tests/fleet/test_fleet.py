@@ -28,7 +28,6 @@ from headway_testing.fleets import (
     descendants,
     end,
     events_of,
-    free_port,
     load_of,
     parent_of,
     started,
@@ -36,6 +35,7 @@ from headway_testing.fleets import (
     wait_until_begun,
 )
 from headway_testing.killing import Killing, ask, mixed_requests
+from headway_testing.ports import free_port
 from headway_testing.prometheus import (
     RULES,
     is_of_fleets,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+from headway_testing.ports import free_port
 
 START_SECONDS = 300.0
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -72,9 +73,7 @@ def start_server(
     *arguments: str, environment: Mapping[str, str] | None = None, module: str = "headway"
 ) -> Server:
     """module: whose `serve` it is."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = headway_command("serve", "--port", str(port), *arguments, module=module)
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}))
     server = Server(f"http://127.0.0.1:{port}", process)

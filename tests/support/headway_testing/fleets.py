@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -126,12 +125,6 @@ def end(fleet: Fleet, number: signal.Signals = signal.SIGTERM) -> int:
     status = fleet.process.wait(timeout=90)
     wait_until(lambda: not any(command and command_of(pid) == command for pid, command in below.items()), 20)
     return status
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def events_of(text: str) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ import promql_parser
 import yaml
 
 from headway_testing.daemon import get_plain
+from headway_testing.ports import free_port
 from headway_testing.tools import installed
 from headway_testing.waiting import wait_until
 
@@ -108,9 +108,7 @@ class Prometheus:
 def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
     """Once it has scraped every target. folder: an empty one, for its configuration and its data."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [
             installed("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
