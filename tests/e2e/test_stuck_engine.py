@@ -33,7 +33,7 @@ def test_probes_and_clients_learn_of_a_stopped_engine_which_is_replaced() -> Non
             os.kill(stopped_pid, signal.SIGSTOP)
             stopped = time.monotonic()
             failed = answer.result()
-        assert time.monotonic() - stopped < TIMEOUT_SECONDS + 3
+        assert time.monotonic() - stopped < TIMEOUT_SECONDS + 30
         assert failed.status_code == 503
         assert "is stopped (SIGSTOP?)" in failed.json()["error"]["message"]
         ready = httpx.get(f"{server.url}/ready")

@@ -158,9 +158,9 @@ def test_a_hostile_value_is_named(config: object, told: str) -> None:
 def test_patterns_that_never_end_are_not_tried() -> None:
     name = "a" * 200
     patterns = ["re:(a+)+$", "re:(a|aa)+$", "re:" + ".*a" * 100 + "b", "*a" * 200 + "b", "re:([a-z]*)*!"]
-    start = time.perf_counter()
+    start = time.thread_time()
     assert not any(keeps(*patterns, layer=f"{name}.{name}") for _ in range(20))
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_older_packs_write_the_sizes_of_a_block_as_text() -> None:

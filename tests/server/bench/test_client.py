@@ -134,7 +134,7 @@ def test_no_request_is_sent_after_the_time_is_over(bodies: list[dict[str, object
     started = time.monotonic()
     result = run_share(share(num_requests=None, seconds=1.0, start_seconds=started, num_streams=2))
     assert len(result.outcomes) > 2
-    assert max(outcome.start for outcome in result.outcomes) - started < 1.0 + 0.25
+    assert max(outcome.start for outcome in result.outcomes) - started < 1.0 + 1.0
 
 
 @pytest.mark.parametrize(("seconds", "num_requests"), [(0.375, 0), (0.5, 0), (0.75, 1)])
@@ -144,7 +144,7 @@ def test_no_request_is_sent_that_is_due_when_the_time_is_over(
     load = share(num_requests=None, seconds=seconds, request_rate=2.0, has_even_arrivals=True)
     result = run_share(dataclasses.replace(load, start_seconds=time.monotonic()))
     assert len(result.outcomes) == len(bodies) == num_requests
-    assert result.wall_seconds < 0.75
+    assert result.wall_seconds < 1.0  # the next would be due
 
 
 def test_arrivals_are_as_many_as_the_rate_says(bodies: list[dict[str, object]]) -> None:

@@ -171,6 +171,6 @@ def test_no_token_is_accepted_twice_and_a_wrong_prediction_never() -> None:
 
 def test_a_prediction_of_few_ids_takes_no_quadratic_time() -> None:
     """The places of a token are not walked: the event loop would wait for 256 million comparisons."""
-    start = time.perf_counter()
+    start = time.thread_time()
     accepted([7, 8] * 8000, [7] * 16000)
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5

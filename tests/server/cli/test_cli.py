@@ -608,17 +608,17 @@ class DrainedEngine(FakeEngine):
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "last"),
-    [(30, "data: [DONE]"), (240, "shutting down")],
+    ("num_tokens", "drain_seconds", "last"),
+    [(30, 60.0, "data: [DONE]"), (240, 0.3, "shutting down")],
     ids=["finishes-in-time", "takes-too-long"],
 )
 async def test_sigterm_lets_requests_finish_up_to_the_drain_time(
-    services: Services, num_tokens: int, last: str
+    services: Services, num_tokens: int, drain_seconds: float, last: str
 ) -> None:
     engine = DrainedEngine()
     engine.round_seconds = 0.03
     services = Services(services.model_name, engine, services.tokenizer, services.metrics)
-    server = DrainingServer(create_app(services), ServerConfig(drain_seconds=0.6), engine)
+    server = DrainingServer(create_app(services), ServerConfig(drain_seconds=drain_seconds), engine)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -629,7 +629,7 @@ async def test_sigterm_lets_requests_finish_up_to_the_drain_time(
             post = asyncio.create_task(client.post("/v1/completions", json=body))
             await until(lambda: bool(engine.running))
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, 30)
             assert last in (await post).text.strip().splitlines()[-1]
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)

@@ -118,7 +118,7 @@ async def test_headers_without_an_end_close_the_connection(services: Services) -
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Long: ")
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(send(writer, 64 * MAX_HEADER_BYTES), 5)
+            await asyncio.wait_for(send(writer, 64 * MAX_HEADER_BYTES), 30)
         writer.close()
         del reader
 
@@ -172,7 +172,7 @@ class TestConnectionsBeyondTheLimit:
             kept = [await connect(url) for _ in range(2)]
             reader, writer = await connect(url)
             writer.write(request_of({"prompt": "a"}))
-            answer = await asyncio.wait_for(reader.read(), 5)
+            answer = await asyncio.wait_for(reader.read(), 30)
             head, body = answer.split(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503")
             assert b"retry-after: 1" in head
@@ -190,8 +190,9 @@ class TestConnectionsBeyondTheLimit:
             assert (await client.get(f"{url}/health")).status_code == 200
             assert (await client.get(f"{url}/v1/models")).status_code == 503
             kept[0][1].close()
-            await asyncio.sleep(0.05)
-            assert (await client.get(f"{url}/v1/models")).status_code == 200
+            async with asyncio.timeout(30):
+                while (await client.get(f"{url}/v1/models")).status_code == 503:
+                    await asyncio.sleep(0.01)
             kept[1][1].close()
 
     async def test_many_too_many_are_closed_at_once(self, services: Services) -> None:
@@ -199,7 +200,7 @@ class TestConnectionsBeyondTheLimit:
             kept = [await connect(url) for _ in range(3)]
             reader, writer = await connect(url)
             with suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await asyncio.wait_for(reader.read(), 30) == b""
             for _, any_writer in [*kept, (reader, writer)]:
                 any_writer.close()
 
@@ -263,7 +264,7 @@ class TestClientsThatStall:
                 assert b"200" in await reader.readuntil(b"\r\n")
                 await asyncio.sleep(0.05)
             writer.write(sent)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 with suppress(ConnectionResetError):
                     await reader.read()
             writer.close()

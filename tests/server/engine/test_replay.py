@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import headway_testing
@@ -24,7 +25,7 @@ from headway.server.engine.process import Patience
 SUPPORT = Path(headway_testing.__file__).parents[1]
 CONFIG = EngineConfig(model_path="/nowhere", max_running=5, max_waiting=4)
 QUICK = BackOff(first_seconds=0.05, longest_seconds=0.2)
-BRIEF = Patience(load_seconds=10, serve_seconds=2, shutdown_seconds=0.3)
+BRIEF = Patience(load_seconds=60, serve_seconds=2, shutdown_seconds=0.3)
 LAST_ID = 100
 
 
@@ -35,10 +36,10 @@ def support_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def started(
-    mode: str = "serve", *, replay: int = 2, patience: Patience = BRIEF, back_off: BackOff = QUICK
+    mode: str = "serve", *, replay: int = 2, back_off: BackOff = QUICK
 ) -> AsyncIterator[EngineClient]:
     command = [sys.executable, "-P", "-m", "headway_testing.fake_process", mode]
-    client = EngineClient(CONFIG, command=command, patience=patience, back_off=back_off, replay=replay)
+    client = EngineClient(CONFIG, command=command, patience=BRIEF, back_off=back_off, replay=replay)
     client.start()
     try:
         await client.wait_until_ready()
@@ -60,7 +61,7 @@ def ask(client: EngineClient, max_tokens: int) -> EventStream:
 async def collect(stream: EventStream) -> list[int]:
     tokens: list[int] = []
     while True:
-        for event in await asyncio.wait_for(stream.take(), 20):
+        for event in await asyncio.wait_for(stream.take(), 60):
             tokens += event.token_ids
             if event.finish_reason is not None:
                 return tokens
@@ -117,7 +118,8 @@ async def test_an_engine_that_does_not_come_back_fails_what_waits(tmp_path: Path
 
 async def test_an_engine_that_loads_for_too_long_fails_what_waits() -> None:
     slow = BackOff(first_seconds=30)
-    async with started(patience=Patience(load_seconds=0.5, shutdown_seconds=0.3), back_off=slow) as client:
+    async with started(back_off=slow) as client:
+        client._patience = replace(BRIEF, load_seconds=0.5)
         stream = ask(client, 100_000)
         await stream.take()
         kill(client)

@@ -179,5 +179,5 @@ async def test_a_client_that_leaves_lets_the_replica_go() -> None:
     scope = {
         "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": [],
     }  # fmt: skip
-    await asyncio.wait_for(Proxy(Replicas(fleet.forward, (ReplicaError,), 1000))(scope, receive, send), 5)
+    await asyncio.wait_for(Proxy(Replicas(fleet.forward, (ReplicaError,), 1000))(scope, receive, send), 30)
     assert fleet.answers[0].is_over

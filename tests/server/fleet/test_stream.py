@@ -68,7 +68,7 @@ async def test_nothing_is_read_for_a_reader_that_has_left() -> None:
     source = endless()
     async with aclosing(coalesced(source, lambda: 0.01)) as parts:
         assert await anext(parts)
-    await asyncio.wait_for(is_closed.wait(), 1)
+    await asyncio.wait_for(is_closed.wait(), 30)
 
 
 async def test_a_slow_reader_holds_up_what_is_read() -> None:

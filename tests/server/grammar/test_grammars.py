@@ -144,7 +144,7 @@ async def test_a_client_whose_forms_are_hostile_keeps_nobody_from_new_grammars(g
     for attacker in attackers:
         attacker.cancel()
     await asyncio.gather(*attackers, return_exceptions=True)
-    assert max(waits) < 1.0
+    assert max(waits) < 3.0  # those of the attackers take 16 s
 
 
 async def test_a_sound_form_is_served_on_a_machine_that_is_busy() -> None:
@@ -174,7 +174,7 @@ async def test_forms_of_clients_that_leave_hold_nobody_up(grammars: Grammars) ->
         leaving.cancel()
     start = time.monotonic()
     await grammars.compile(regex("b"))
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0  # they would take 16 s
 
 
 async def test_a_form_that_ended_the_process_is_not_checked_again(grammars: Grammars) -> None:
@@ -183,7 +183,7 @@ async def test_a_form_that_ended_the_process_is_not_checked_again(grammars: Gram
     start = time.monotonic()
     with pytest.raises(RequestError):
         await grammars.compile(HOSTILE["rules"])
-    assert time.monotonic() - start < 0.05
+    assert time.monotonic() - start < 0.5  # the first took a second of processor time
 
 
 async def test_a_process_that_is_killed_while_idle_is_replaced(grammars: Grammars) -> None:

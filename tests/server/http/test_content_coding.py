@@ -118,9 +118,9 @@ async def test_the_limit_is_exact_for_decoded_bytes(client: httpx.AsyncClient, e
 
 async def test_many_small_members_cost_no_square(client: httpx.AsyncClient) -> None:
     body = gzip.compress(b"") * (LIMIT // 20 - 100) + gzip.compress(PLAIN)
-    started = time.monotonic()
+    started = time.process_time()
     assert (await send(client, body, "gzip")).status_code == 200
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 async def test_bytes_behind_the_end_count_for_the_limit(client: httpx.AsyncClient) -> None:

@@ -81,7 +81,7 @@ async def test_deltas_arrive_while_the_rest_is_still_to_come(address: str, engin
         httpx.AsyncClient() as client,
         client.stream("POST", f"{address}/v1/completions", json=body) as response,
     ):
-        line = await asyncio.wait_for(anext(response.aiter_lines()), 2)
+        line = await asyncio.wait_for(anext(response.aiter_lines()), 30)
     assert json.loads(line.removeprefix("data: "))["choices"][0]["text"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.waiting import until
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.engine import INTERNAL_ERROR, QueueFullError
@@ -158,11 +158,8 @@ async def test_a_client_that_leaves_is_told_and_counted(
     body = {"prompt": PROMPT, "max_tokens": 50, "stream": stream}
     async with httpx.AsyncClient(base_url=address) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(URL, json=body, timeout=0.3)
-        for _ in range(200):
-            if lines():
-                break
-            await asyncio.sleep(0.01)
+            await client.post(URL, json=body, timeout=httpx.Timeout(30, read=0.5))
+        await until(lambda: bool(lines()))
         (line,) = lines()
         assert (line["status"], line["finish_reasons"], line["error"]) == (status, ["abort"], None)
         assert await responses(client, "completions") == {str(status): 1}

@@ -356,7 +356,7 @@ async def test_a_client_that_hangs_up_ends_its_request(address: str, engine: Fak
                 if line.startswith("event: response.output_text.delta"):
                     break
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(URL, json={**body, "stream": False}, timeout=0.1)
+            await client.post(URL, json={**body, "stream": False}, timeout=httpx.Timeout(30, read=0.3))
         while engine.running:
             await client.get("/health")
     assert len(engine.aborted) == 2

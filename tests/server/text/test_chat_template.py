@@ -233,7 +233,7 @@ async def test_chats_that_the_template_is_slow_over_hold_no_other_up(renderer_of
         worker_pool.CLIENT.set(client)
         start = time.monotonic()
         assert await renderer.render(HELLO) == "fine"
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 4.0  # each of the eight takes 5 s
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)

@@ -141,9 +141,9 @@ def test_many_tokens_that_begin_alike_are_found_in_little_time() -> None:
     pattern = control_pattern(tokens)
     assert pattern is not None
     text = "<unused" * 50_000
-    started = time.monotonic()
+    started = time.thread_time()
     assert pattern.search(text) is None
-    assert time.monotonic() - started < 1.0
+    assert time.thread_time() - started < 1.0
     assert pattern.findall("".join(tokens)) == tokens
 
 

@@ -9,6 +9,7 @@ has.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import subprocess
@@ -43,15 +44,27 @@ GARBLING_MAX_TOKENS = 669
 BUSY_MAX_TOKENS = 671
 COMPILING_MAX_TOKENS = 672
 WAITING_MAX_TOKENS = 673
+LONG_COMPILING_MAX_TOKENS = 674
+ENDLESS_MAX_TOKENS = 675
 LONG_STEP_SECONDS = 2.0
-COMPILER = f"import time; end = time.monotonic() + {LONG_STEP_SECONDS}\nwhile time.monotonic() < end: pass"
+LONG_COMPILER_SECONDS = 10.0
+COMPILER = "import sys, time; end = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
 ROUND_SECONDS = 0.01
 
 
-def wait(seconds: float) -> None:
-    """Uses one percent of a processor."""
+def compute(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
+        pass
+
+
+def compile_for(seconds: float) -> None:
+    subprocess.run([sys.executable, "-S", "-c", COMPILER, str(seconds)], check=True)
+
+
+def wait() -> None:
+    """Uses one percent of a processor, and never ends."""
+    while True:
         begin = time.process_time()
         while time.process_time() - begin < 0.004:
             pass
@@ -98,13 +111,15 @@ class FakeLoop:
         if message.max_tokens == GARBLING_MAX_TOKENS:
             self.mailbox._socket.send(b"no frame of ours")
         if message.max_tokens == BUSY_MAX_TOKENS:
-            end = time.monotonic() + LONG_STEP_SECONDS
-            while time.monotonic() < end:
-                pass
+            compute(LONG_STEP_SECONDS)
+        if message.max_tokens == ENDLESS_MAX_TOKENS:
+            compute(math.inf)
         if message.max_tokens == WAITING_MAX_TOKENS:
-            wait(LONG_STEP_SECONDS)
+            wait()
         if message.max_tokens == COMPILING_MAX_TOKENS:
-            subprocess.run([sys.executable, "-S", "-c", COMPILER], check=True)
+            compile_for(LONG_STEP_SECONDS)
+        if message.max_tokens == LONG_COMPILING_MAX_TOKENS:
+            compile_for(LONG_COMPILER_SECONDS)
         if message.max_tokens == FAULTY_MAX_TOKENS:
             raise RuntimeError("a fault of the engine's own")
         self.stats.num_prompt_tokens += len(message.prompt_token_ids)

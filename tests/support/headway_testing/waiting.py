@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(is_true: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Raises AssertionError where it does not become true in time. The event loop runs meanwhile."""
     deadline = time.monotonic() + seconds
     while not is_true():
