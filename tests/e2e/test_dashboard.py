@@ -187,7 +187,7 @@ def test_the_page_fits_in_both_themes(page: Page, widths: tuple[int, ...], tmp_p
 
 def check_fit(page: Page, theme: str, width: int, picture: Path) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", theme)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+    expect(page.locator("html")).to_have_js_property("scrollWidth", width)
     hidden = page.locator("button, input, textarea, output, dd, h2, h3, canvas").evaluate_all(
         """(all, width) => all.filter((one) => {
             const box = one.getBoundingClientRect();

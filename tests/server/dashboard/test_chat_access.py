@@ -179,7 +179,7 @@ async def test_the_chat_fits(chat: ChatPage, answer: Answer) -> None:
 async def check_fit(chat: ChatPage, width: int, height: int) -> None:
     """With the settings shown and hidden."""
     for _ in range(2):
-        assert await chat.page.evaluate("document.documentElement.scrollWidth") == width
+        await expect(chat.find("html")).to_have_js_property("scrollWidth", width)
         outside = await chat.find("button, input, select, textarea, summary, .text").evaluate_all(
             """(all, width) => all.filter((one) => {
                 const box = one.getBoundingClientRect();

@@ -111,7 +111,9 @@ async def test_code_is_copied_as_it_was_written(chat: ChatPage, answer: Answer) 
     answer(PAGE)
     shown = await chat.ask("Hello")
     await expect(shown.locator(".code .row")).to_contain_text("Python")
-    await shown.get_by_label("Copy this code").click()
+    button = shown.get_by_label("Copy this code")
+    await button.click()
+    await expect(button).to_have_text("Copied")
     assert await chat.page.evaluate("navigator.clipboard.readText()") == CODE
 
 

@@ -178,7 +178,7 @@ async def test_the_numbers_fit_in_both_themes(show: Callable[..., Any], page: Pa
 
 async def check_fit(page: Page, width: int) -> None:
     await expect(page.locator("#speedup-value")).to_have_text("1.93\u00d7")
-    assert await page.evaluate("document.documentElement.scrollWidth") == width
+    await expect(page.locator("html")).to_have_js_property("scrollWidth", width)
     outside = await page.locator(".speedup *, .tiles *, .charts *").evaluate_all(
         """(all, width) => all.filter((one) => {
             const box = one.getBoundingClientRect();
