@@ -1,7 +1,7 @@
 """The API process before the engine of fast_process.py, for measurements: its life, its costs, its clients.
 
 `python -m headway_testing.api_process SECONDS [PROFILE [TEMPLATE]]` is that process: `headway serve` with
-another engine, a round each so many seconds; a cProfile goes to that file, if it has a name; chats are
+another engine, whose rounds take SECONDS; a cProfile goes to PROFILE, if it is no empty name; chats are
 rendered by that template.
 """
 
@@ -61,7 +61,7 @@ def main(round_seconds: str, profile: str = "", template: str | None = None) -> 
 def api_process(
     round_seconds: float, *, profile: str | None = None, template: str | None = None
 ) -> Iterator[tuple[Process, str]]:
-    """With its URL."""
+    """Yields the process with its URL."""
     command = [sys.executable, "-P", "-m", "headway_testing.api_process", str(round_seconds)]
     command += [profile or ""] if template is None else [profile or "", template]
     environment = os.environ | {
@@ -86,8 +86,8 @@ def _wait_for_url(process: Process) -> str:
 
 
 def read_sent(process: Process, num_streams: int) -> dict[str, list[float]]:
-    """When the engine sent the events of each stream of one run. Of streams that have ended before the others
-    came it tells in a line of their own."""
+    """Returns when the engine sent the events of each stream of one run. It tells in a line of their own of
+    streams that ended before the others came."""
     assert process.stderr is not None
     sent: dict[str, list[float]] = {}
     for line in process.stderr:
@@ -99,7 +99,8 @@ def read_sent(process: Process, num_streams: int) -> dict[str, list[float]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have taken: its clock, as clock_getcpuclockid(3) makes it."""
+    """Returns the CPU time of all threads of a process: its clock has the id that clock_getcpuclockid(3)
+    makes."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -113,7 +114,7 @@ Piece = tuple[float, int]  # when it came, characters of the text so far
 
 
 async def run_streams(url: str, num_streams: int, num_events: int) -> list[list[Piece]]:
-    """Of each stream what came, to its end."""
+    """Returns what each stream received, up to its end."""
     streams = [
         Stream(number, request(url, [number, *source_ids()], TOKENS_PER_EVENT * num_events))
         for number in range(num_streams)
@@ -123,7 +124,7 @@ async def run_streams(url: str, num_streams: int, num_events: int) -> list[list[
 
 
 def request(url: str, prompt: Sequence[int], num_tokens: int) -> bytes:
-    """A stream's; the first token of its prompt is its number."""
+    """Returns the HTTP request of a stream, whose number is the first token of its prompt."""
     content = {"prompt": prompt, "max_tokens": num_tokens, "stream": True, "stop": STOP}
     body = json.dumps(content)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -176,7 +177,7 @@ def tokenizer() -> Tokenizer:
 
 
 def arrivals(streams: list[list[Piece]], sent: dict[str, list[float]]) -> Iterator[tuple[float, float]]:
-    """Of each event that has come: when it was sent, and how long after that its last character was read."""
+    """Returns for each event when it was sent, and how long after that its last character was read."""
     ids = source_ids()
     decode = tokenizer().decode
     num_events = max(map(len, sent.values()))

@@ -19,7 +19,7 @@ from headway_testing.daemon import Server
 
 # The first round of a kind is launched kernel by kernel, the second captured.
 ROUNDS_OF_EACH_KIND = 3
-# From 64 rows on rounds are padded to multiples of 16, below to fewer numbers.
+# Rounds of 64 rows or more are padded to multiples of 16, smaller ones to finer steps.
 MAX_STEP = 16
 WAITING_SECONDS = 30.0
 ADJUSTED: Mapping[str, object] = {
@@ -30,8 +30,8 @@ SCORED: Mapping[str, object] = {"logprobs": 3}
 
 
 def bring_up_rounds(server: Server, admin_key: str, *, max_rows: int, max_depth: int) -> None:
-    """Of 1 to max_rows rows and 0 to max_depth drafts. The server serves the embedded model, and nobody
-    else."""
+    """Runs rounds of 1 to max_rows rows and 0 to max_depth drafts. The server serves the embedded model, and
+    has no other clients."""
     headers = {"Authorization": f"Bearer {admin_key}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
         for depth in range(max_depth + 1):
@@ -48,8 +48,8 @@ def falling_rows(max_rows: int) -> list[int]:
 
 
 def _bodies(max_rows: int, depth: int, fields: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """All rows give the same tokens. So they end together where max_tokens is the same, and of each number of
-    rows that is left there are some rounds, however many drafts are right."""
+    """Yields requests whose rows all get the same tokens. Those with the same max_tokens end together, and
+    each number of rows that is left has some rounds, however many drafts are right."""
     for place, (before, after) in enumerate(pairwise([*falling_rows(max_rows), 0]), start=1):
         yield {
             "prompt": ["def"] * (before - after),
@@ -64,7 +64,7 @@ def _bodies(max_rows: int, depth: int, fields: Mapping[str, object]) -> Iterator
 def _run_down(
     server: Server, client: httpx.Client, bodies: Sequence[Mapping[str, object]], max_rows: int
 ) -> None:
-    """Begins them all at once."""
+    """Starts all requests at once."""
     client.post("/pause").raise_for_status()
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = [pool.submit(client.post, "/v1/completions", json=body) for body in bodies]

@@ -17,7 +17,7 @@ FLAGS = [
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """Skips the test where it is not installed."""
+    """Yields a browser. Skips the test where Chromium is not installed."""
     path = installed("chromium")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 HERMES_TEMPLATE = (Path(__file__).parent / "hermes.jinja").read_text()
-# As the models that call tools in Hermes form have them, the first kind special.
+# Models that call tools in Hermes form have these tokens; those of the first kind are special.
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
@@ -23,8 +23,8 @@ def demo_with_template(folder: Path, template: str) -> Path:
 
 
 def scripted_model(folder: Path) -> Path:
-    """The same with a template in Hermes form and its tokens in the vocabulary: a scripted server can have
-    it, for its weights do not know those tokens."""
+    """Does the same with a template in Hermes form whose tokens are in the vocabulary. The weights do not
+    know those tokens, so that only a scripted server can use the folder."""
     demo_with_template(folder, HERMES_TEMPLATE)
     _edit(folder / "tokenizer.json", _add_tokens)
     num_tokens = len(CONTROL_TOKENS) + len(MARKUP_TOKENS)

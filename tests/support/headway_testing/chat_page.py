@@ -12,7 +12,7 @@ COMPLETIONS = "**/v1/chat/completions"
 
 @dataclass
 class ChatPage:
-    """bodies: of the chats that were asked for. Mutable: its page appends to them."""
+    """Drives the chat. bodies: the requests for answers. Mutable: its page appends to them."""
 
     page: Page
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -62,11 +62,11 @@ class ChatPage:
         await self.find(f"#chat-{name}").blur()
 
     async def texts(self) -> list[str]:
-        """Of the questions and answers."""
+        """Returns the texts of the questions and answers."""
         return await self.find(".message > .text").all_text_contents()
 
     async def runs(self, selector: str) -> list[tuple[str, int]]:
-        """The spans of a coloured text: each with its draft position."""
+        """Returns the spans of a coloured text, each with its draft position."""
         found = await self.find(f"{selector} span").evaluate_all(
             "spans => spans.map(span => [span.textContent, Number(span.dataset.position)])"
         )

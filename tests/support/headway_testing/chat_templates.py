@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from headway_testing import tiny_tokenizers
 
-# As Qwen 3: tools as JSON, calls and results between tags, what the model thought is kept after the last
+# Like Qwen 3's: tools as JSON, calls and results between tags, what the model thought is kept after the last
 # question only.
 QWEN = """\
 {%- if tools %}{{ '<|im_start|>system\n' }}
@@ -52,7 +52,7 @@ QWEN = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
     {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
 {%- endif %}"""
-# As Qwen 3 Coder: names of a schema become tags.
+# Like Qwen 3 Coder's: names of a schema become tags.
 CODER = """\
 {%- macro others(mapping, known) %}{% for name in mapping if name not in known %}
     {%- if mapping[name] is mapping or (mapping[name] is sequence and mapping[name] is not string) %}
@@ -82,7 +82,7 @@ CODER = """\
     {%- endfor %}{{ '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-# As Llama 3: indented JSON, one call a message, texts are trimmed, results are JSON.
+# Like Llama 3's: indented JSON, one call a message, texts are trimmed, results are JSON.
 LLAMA = """\
 {{- bos_token }}
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}{% set messages = messages[1:] %}
@@ -106,7 +106,7 @@ LLAMA = """\
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"""
-# As Mistral: tools before the last question, ids of nine characters, fields of a function one by one.
+# Like Mistral's: tools before the last question, ids of nine characters, fields of a function one by one.
 MISTRAL = """\
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}
 {%- else %}{% set rest = messages %}{% endif %}
@@ -136,7 +136,7 @@ MISTRAL = """\
         {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- endif %}
 {%- endfor %}"""
-# As Mistral Nemo: the user and answers without calls take turns.
+# Like Mistral Nemo's: the user and answers without calls take turns.
 NEMO = """\
 {{- bos_token }}{% set ns = namespace(index=0) %}
 {%- for message in messages %}
@@ -150,14 +150,14 @@ NEMO = """\
     {%- elif message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}
     {%- else %}{{ '[INST] ' + message.content + '[/INST]' }}{% endif %}
 {%- endfor %}"""
-# As Command R: documents, one by one.
+# Like Command R's: documents, one by one.
 DOCUMENTS = """\
 {%- for document in documents or [] %}{{ 'Document: ' ~ loop.index0 }}
     {%- for key, value in document | items %}{{ '\n' ~ key ~ ': ' ~ value | string }}{% endfor %}{{ '\n' }}
 {%- endfor %}
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-# As Qwen 3.5: a system at the beginning alone, a question somewhere, arguments entry by entry.
+# Like Qwen 3.5's: a system at the beginning alone, a question somewhere, arguments entry by entry.
 QWEN_STRICT = """\
 {%- if messages[0].role == 'system' %}{{ '<|im_start|>system\n' + messages[0].content | trim + '<|im_end|>\n' }}{% endif %}
 {%- if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('No user query found in messages.') }}{% endif %}
@@ -175,7 +175,7 @@ QWEN_STRICT = """\
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-# As Gemma 2: no system at all, and the user and the model take turns.
+# Like Gemma 2's: no system at all, and the user and the model take turns.
 GEMMA = """\
 {{- bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
 {%- for message in messages %}
@@ -184,7 +184,7 @@ GEMMA = """\
     {%- endif %}{{ '<|im_start|>' + message.role + '\n' + message.content | trim + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-# As Gemma 3: a system at the beginning goes before the first question; the user and the model take turns.
+# Like Gemma 3's: a system at the beginning goes before the first question; the user and the model take turns.
 GEMMA3 = """\
 {{- bos_token }}{% set system = messages[0].content if messages[0].role == 'system' else '' %}
 {%- for message in (messages[1:] if system else messages) %}

@@ -27,7 +27,7 @@ TINY = {
 
 
 def mimo_config(**changes: object) -> dict[str, object]:
-    """The content of config.json: TINY as MiMo-7B writes it."""
+    """Returns the content of config.json: TINY with the keys of MiMo-7B."""
     return {
         **TINY,
         "architectures": ["MiMoForCausalLM"],
@@ -48,7 +48,7 @@ def qwen2_config(**changes: object) -> dict[str, object]:
 
 
 def tensor_shapes(config: dict[str, object], *, with_draft_head: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a checkpoint, as Hugging Face's Qwen2 and MiMo-7B have them."""
+    """Returns names and shapes of a checkpoint, as Hugging Face's Qwen2 and MiMo-7B have them."""
     sizes = {name: value for name, value in config.items() if isinstance(value, int)}
     vocab, hidden = sizes["vocab_size"], sizes["hidden_size"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -87,7 +87,8 @@ def _block_shapes(prefix: str, sizes: dict[str, int]) -> dict[str, tuple[int, ..
 def random_tensors(
     config: dict[str, object], *, with_draft_head: bool, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Weights large enough for every part to matter; norm weights and biases far from one and zero."""
+    """Draws weights large enough for every part to matter; norm weights and biases are far from one and
+    zero."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in tensor_shapes(config, with_draft_head=with_draft_head).items():
@@ -106,7 +107,7 @@ def random_tensors(
 def write_folder(
     path: Path, config: dict[str, object], tensors: dict[str, torch.Tensor], *, num_shards: int = 1
 ) -> Path:
-    """One file, or shards with an index; the tensors go to the shards in turn."""
+    """Writes one file, or shards with an index; the tensors are distributed over the shards in turn."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if num_shards == 1:
@@ -122,7 +123,7 @@ def write_folder(
 
 
 def random_mimo(path: Path, *, seed: int = 0, **changes: object) -> Path:
-    """A tiny random MiMo folder with its MTP head; drafts are nearly never right."""
+    """Writes a tiny random MiMo folder with its MTP head; drafts are nearly never right."""
     config = mimo_config(**changes)
     return write_folder(path, config, random_tensors(config, with_draft_head=True, seed=seed))
 
@@ -159,6 +160,7 @@ def constructed_mimo(path: Path, *, noise: float = 0.0, seed: int = 0, **changes
 
 
 def random_cycle(vocab_size: int, seed: int = 0) -> torch.Tensor:
-    """[vocab] int64: the token that follows each token in the text of `constructed_mimo` without noise."""
+    """Returns [vocab] int64: the token that follows each token in the text of `constructed_mimo` without
+    noise."""
     order = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
     return torch.empty_like(order).index_copy_(0, order, order.roll(-1))

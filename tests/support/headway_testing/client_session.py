@@ -1,4 +1,5 @@
-"""Sessions of other people's clients: programs of their own environment that print what came as JSON."""
+"""Sessions of other people's clients: programs in environments of their own that print what they received as
+JSON."""
 
 from __future__ import annotations
 

@@ -9,15 +9,16 @@ from headway.engine.protocol.messages import Abort
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 from headway_testing.local import LocalEngine
 
-# So many requests are aborted if they last as long: drawn for each, since how many steps one takes depends on
-# how many run beside it.
+# This share of requests is aborted after a drawn number of steps, if they last as long: how many
+# steps one takes depends on how many run at the same time.
 SHARE_ABORTED, MAX_STEPS_TO_ABORT = 0.25, 10
-# Requests of every kind and plain ones take turns, after so many of each stream.
+# Requests of every kind and plain ones take turns; number of requests of each stream in a turn.
 PHASE_OF_STREAMS = 6
 
 
 def random_sampling(chance: random.Random, *, is_plain: bool) -> SamplingParams:
-    """is_plain: neither adjusted nor scored, which is what prompts may share a round with."""
+    """Draws sampling parameters. is_plain: without logits processors and log-probabilities, so that prompts
+    may share the forward pass of a round."""
     fields: dict[str, object] = {
         "top_p": 0.9, "top_k": 20, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.5,
         "repetition_penalty": 1.1, "logit_bias": {17: 2.0, 300: -100.0}, "bad_words_token_ids": [[40, 41], [52]],
@@ -40,7 +41,7 @@ def submit_random(
     *,
     is_plain: bool,
 ) -> int:
-    """Half the prompts share blocks with others."""
+    """Submits a random request. Half the prompts share blocks with others."""
     return engine.submit(
         chance.choice(texts)[: chance.randint(1, 250)],
         max_tokens=chance.choice(output_lens),
@@ -59,8 +60,8 @@ def run_crowd(
     num_requests: int,
     output_lens: Sequence[int] = (1, 5, 40, 120),
 ) -> int:
-    """The same requests each time, num_streams at once, on an engine without any. Returns how many were
-    aborted."""
+    """Runs the same requests each time, num_streams at once, on an engine that has none. Returns how many
+    were aborted."""
     assert not engine.outputs, f"{len(engine.outputs)} requests were there before"
     chance, active, num_steps = random.Random(0), list[int](), 0
     aborted_at = dict[int, int]()  # by request: the step before which it is, if it lasts

@@ -20,12 +20,12 @@ from headway_testing.ports import free_port
 
 START_SECONDS = 300.0
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-KV_CACHE = ("--kv-cache-memory", "256MiB")  # where memory comes slowly 1 GiB, the default, takes 20 s
+KV_CACHE = ("--kv-cache-memory", "256MiB")  # the default, 1 GiB, takes 20 s where memory comes slowly
 
 
 def get_plain(url: str, **options: Any) -> httpx.Response:
-    """GET by plain HTTP. httpx.get alone reads all certificates of the machine each time, for 40 ms of CPU
-    time."""
+    """Sends GET by plain HTTP. httpx.get alone reads all certificates of the machine each time, for 40 ms of
+    CPU time."""
     return httpx.get(url, verify=_NO_CERTIFICATES, **options)
 
 
@@ -50,7 +50,7 @@ class Server:
         return int(engines[0])
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample's value, from the text that Prometheus would scrape."""
+        """Returns one sample's value from the text that Prometheus would scrape."""
         lines = get_plain(f"{self.url}/metrics").text.splitlines(keepends=True)
         text = "".join(line for line in lines if line.startswith(name))
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
@@ -72,7 +72,7 @@ class Server:
 def start_server(
     *arguments: str, environment: Mapping[str, str] | None = None, module: str = "headway"
 ) -> Server:
-    """module: whose `serve` it is."""
+    """Returns a server that is ready. module: the package whose `serve` it runs."""
     port = free_port()
     command = headway_command("serve", "--port", str(port), *arguments, module=module)
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}))
@@ -96,14 +96,15 @@ def stop_server(server: Server) -> int:
 
 
 def running_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Each round has three drafts, on which many tests count, unless the arguments say otherwise."""
+    """Yields a server with three drafts a round, on which many tests count, unless the arguments say
+    otherwise."""
     running = start_server("--threads", "1", "--depth", "3", *KV_CACHE, *arguments, environment=environment)
     yield running
     assert stop_server(running) == 0
 
 
 def running_scripted_server(*arguments: str) -> Iterator[Server]:
-    """A server whose model says what the user's last message tells it to: see scripted_process.py."""
+    """Yields a server whose model says what the user's last message tells it to: see scripted_process.py."""
     support = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
     running = start_server(
@@ -120,14 +121,14 @@ class SharedServers:
     _running: dict[str, tuple[Iterator[Server], Server]] = field(default_factory=dict)
 
     def running(self, name: str, life: Callable[[], Iterator[Server]]) -> Server:
-        """Starts another one where the last has left."""
+        """Returns the server of that name. Starts another one where the last has exited."""
         if name not in self._running or self._running[name][1].process.poll() is not None:
             started = life()
             self._running[name] = started, next(started)
         return self._running[name][1]
 
     def stop(self) -> None:
-        """Each must end by itself with code 0."""
+        """Stops all servers, each of which must exit by itself with code 0."""
         while self._running:
             _, (life, _server) = self._running.popitem()
             assert list(life) == []

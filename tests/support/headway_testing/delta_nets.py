@@ -21,7 +21,7 @@ TAPS = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads of keys and of values, and their dimensions."""
+    """The numbers of heads of keys and of values, and their dimensions."""
 
     key_heads: int = 2
     value_heads: int = 6
@@ -57,7 +57,7 @@ def empty_state(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> DeltaState:
-    """States of zeros; what is kept of windows is rubbish."""
+    """Returns states of zeros; what is kept of windows is rubbish."""
     kept = sizes.channels - sizes.key_heads * sizes.key_dim
     return DeltaState(
         torch.zeros(entries, sizes.value_heads, sizes.key_dim, sizes.value_dim, device=device),
@@ -105,8 +105,8 @@ def convolved(
     x: torch.Tensor,
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """transformers' convolution of one sequence from its first token on: [tokens, channels] and [channels, 1,
-    taps]."""
+    """Computes transformers' convolution of one sequence from its first token on. Takes [tokens, channels]
+    and [channels, 1, taps]."""
     return causal_conv1d_fn(x.float().T[None], weight.float()[:, 0], activation="silu")[0].T
 
 
@@ -114,7 +114,7 @@ def spans_of(
     spans: Sequence[tuple[int, int, int, bool]],
     device: torch.device,
 ) -> TokenSpans:
-    """Each as (row, first token, length, whether its tokens were generated)."""
+    """Makes spans of (row, first token, length, whether its tokens were generated)."""
     rows, firsts, lengths, generated = zip(*spans, strict=True)
     numbers = (torch.tensor(column, dtype=torch.int64, device=device) for column in (rows, firsts, lengths))
     return TokenSpans(*numbers, torch.tensor(generated, dtype=torch.bool, device=device))

@@ -1,4 +1,4 @@
-"""The demo model's kind, as small as training steps in a test need it."""
+"""A configuration like the demo model's, as small as tests of training need it."""
 
 from demo_model.model import ModelConfig
 

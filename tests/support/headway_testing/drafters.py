@@ -13,7 +13,7 @@ class Knowing(NoDrafter):
     wrong."""
 
     def __init__(self, texts: dict[int, list[int]], vocab_size: int, *, shift: int) -> None:
-        # Of other seeds, and behind a text's end, zeros: the last row and the last column.
+        # The last row and the last column are zeros, for other seeds and after a text's end.
         longest = max((len(text) for text in texts.values()), default=0)
         self._texts = torch.zeros((max(texts, default=-1) + 2, longest + 1), dtype=torch.int64)
         for seed, text in texts.items():
@@ -21,7 +21,8 @@ class Knowing(NoDrafter):
         self._vocab_size, self._shift = vocab_size, shift
 
     def propose(self, rows: RowTensors, depth: int) -> torch.Tensor:
-        """Waits for no GPU, so that a graph can hold it once a step was launched kernel by kernel."""
+        """Does not wait for the GPU, so that a graph can hold it once a step was launched kernel by
+        kernel."""
         self._texts = self._texts.to(rows.seeds.device)
         last_seed, last_place = (size - 1 for size in self._texts.shape)
         is_known = (rows.seeds >= 0) & (rows.seeds < last_seed)

@@ -10,7 +10,7 @@ from headway_testing.paged import PagedSequences
 
 
 def prefill(models: ModelPair, tokens: torch.Tensor, widths: list[int], *, room: int = 8) -> PagedSequences:
-    """Trunk and head over all tokens, in chunks; the head by `fill_cache`."""
+    """Runs trunk and head over all tokens, in chunks; the head by `fill_cache`."""
     sequences = PagedSequences(models, 1, len(tokens) + room)
     head = models.draft
     previous, first = torch.zeros(1, head.hidden_size, dtype=head.dtype), 0
@@ -25,7 +25,8 @@ def prefill(models: ModelPair, tokens: torch.Tensor, widths: list[int], *, room:
 def draft_chain(
     sequences: PagedSequences, token: torch.Tensor, state: torch.Tensor, position: int, depth: int
 ) -> torch.Tensor:
-    """Logits of greedy drafts from the pair (state [1, hidden], token [1]) at `position`: [depth, vocab]."""
+    """Returns logits of greedy drafts from the pair (state [1, hidden], token [1]) at `position`: [depth,
+    vocab]."""
     found = []
     for step in range(depth):
         state = sequences.draft([(0, position + step, 1)], token, state)

@@ -20,7 +20,7 @@ from headway_testing.families import tiny_model
 from headway_testing.oracle import randomise
 
 Layout = Literal["original", "speculators"]
-# Of other sizes than the tiny targets' layers, but for hidden_size and vocab_size.
+# Sizes differ from those of the tiny targets' layers, but for hidden_size and vocab_size.
 TINY_HEAD = {
     "vocab_size": 151,
     "hidden_size": 48,
@@ -97,7 +97,7 @@ class EagleOracle(nn.Module):
 
     @property
     def ids(self) -> torch.Tensor:
-        """[draft vocab] int64: the target's ids."""
+        """Returns [draft vocab] int64: the target's ids."""
         return torch.arange(len(self.d2t)) + self.d2t
 
     def save(self, folder: Path, layout: Layout) -> Path:
@@ -140,14 +140,14 @@ class EagleOracle(nn.Module):
 
     @torch.no_grad()
     def states(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[tokens] int64 -> [tokens, hidden]: what the head reads of the target."""
+        """Takes [tokens] int64, returns [tokens, hidden]: the states of the target that the head reads."""
         target = self.target[0]
         found = target(token_ids[None], use_cache=False, output_hidden_states=True).hidden_states
         return self.fused([found[tap][0] for tap in self.taps])
 
     @torch.no_grad()
     def fused(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """[n, target's hidden] each -> [n, hidden]."""
+        """Takes [n, target's hidden] of each tap, returns [n, hidden]."""
         if "fc_norm" in self.options:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
         fused = torch.cat(parts, dim=-1)
@@ -155,7 +155,7 @@ class EagleOracle(nn.Module):
 
     @torch.no_grad()
     def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """[n, hidden], [n]: the pairs of slots 1 .. n. Returns [n, hidden]."""
+        """Takes [n, hidden] and [n], the pairs of slots 1 .. n. Returns [n, hidden]."""
         first, count = self.layers[0], len(token_ids)
         embedding = getattr(self, "embed_tokens", self.target[0].get_input_embeddings())
         normed = first.hidden_norm(hidden)
@@ -172,7 +172,7 @@ class EagleOracle(nn.Module):
 
     @torch.no_grad()
     def logits(self, carry: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, draft vocab]."""
+        """Takes [n, hidden], returns [n, draft vocab]."""
         return self.lm_head(carry if "norm_output" in self.options else self.norm(carry))
 
     def draft_logits(self, token_ids: torch.Tensor, depth: int) -> list[torch.Tensor]:
@@ -197,7 +197,8 @@ class EagleOracle(nn.Module):
 
 
 def widen_norms(module: nn.Module) -> None:
-    """transformers' norms round to float32 whatever the dtype; an oracle in float64 may not."""
+    """Lets an oracle in float64 keep its precision: transformers' norms round to float32 whatever the
+    dtype."""
 
     def forward(self: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)

@@ -29,7 +29,7 @@ class Peer:
         self._socket.send(msgspec.msgpack.encode(message))
 
     def wait_for(self, kind: type[M]) -> M:
-        """The next message of that kind; what comes before it is dropped."""
+        """Returns the next message of that kind; drops the messages before it."""
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             if self._socket.poll(1000):

@@ -33,7 +33,7 @@ class EventStream:
         self._has_news.set()
 
     async def take(self) -> list[TokenEvent]:
-        """All events that wait, at least one; raises what the group failed with once they are read."""
+        """Returns all waiting events, at least one. Once they are read it raises the error of the group."""
         await self._has_news.wait()
         if not self._events and self._error is not None:
             raise self._error

@@ -37,13 +37,14 @@ COMPANY = 24
 CONTEXT = 1024  # two tools in a prompt take half of it
 # Gates of 500 columns: a thread's part of a prompt's pass, or of a crowd's, ends within a row.
 SIZES: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 500, "max_position_embeddings": CONTEXT}
-# Names of what differs between two answers to one request.
+# Names of fields that differ between two answers to one request.
 VOLATILE = {"id", "created", "system_fingerprint", "prompt_tokens_details", "accepted_prediction_tokens", "rejected_prediction_tokens"}  # fmt: skip
 HEADWAY = ("--max-model-len", str(CONTEXT), "--max-running", "32", "--log-level", "error")
 
 
 def _embedded(folder: Path) -> Path:
-    """The embedded model with a template and its tokens, whose weights are those of its first tokens."""
+    """Writes the embedded model with a template and its tokens, whose weights are those of its first
+    tokens."""
     scripted_model(folder)
     file, num_added = folder / "model.safetensors", len(CONTROL_TOKENS) + len(MARKUP_TOKENS)
     tensors = load_file(file)
@@ -127,8 +128,8 @@ def check(
     settings: Sequence[str] | None = None,
     cpu_weights: str = "full",
 ) -> Outcome:
-    """settings: names of those that are tried beside a crowd at depth 0; None: all. cpu_weights: of every
-    server."""
+    """Compares answers. settings: names of those that run beside a crowd at depth 0; None: all. cpu_weights:
+    those of every server."""
     chance, outcome = random.Random(f"{family}-{num_threads}-{seed}"), Outcome()
     with tempfile.TemporaryDirectory() as folder:
         model = str(FAMILIES[family].make(Path(folder) / family))
@@ -175,7 +176,7 @@ def _count(server: Server, outcome: Outcome) -> None:
 
 
 async def answers(url: str, requests: Sequence[tuple[str, Body]], company: int) -> list[tuple[int, Any]]:
-    """Returns status and content of each answer. company: requests that are sent at once."""
+    """Returns status and content of each answer. company: requests that are sent at the same time."""
     turns = asyncio.Semaphore(company)
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
 
@@ -188,7 +189,7 @@ async def answers(url: str, requests: Sequence[tuple[str, Body]], company: int) 
 
 
 def lasting(content: Any) -> Any:
-    """Returns the content without what differs between two answers to one request."""
+    """Returns the content without what differs between two answers to the same request."""
     if isinstance(content, dict):
         return {key: lasting(value) for key, value in content.items() if key not in VOLATILE}
     return [lasting(part) for part in content] if isinstance(content, list) else content

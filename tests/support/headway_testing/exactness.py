@@ -46,12 +46,13 @@ class Case:
 def generate(
     cases: Sequence[Case], config: EngineConfig, *, drafter: Drafter | None = None
 ) -> list[list[int]]:
-    """The output of each case, all in one engine, submitted at once."""
+    """Returns the output of each case; all are submitted at once to one engine."""
     return generate_with(LocalEngine(config, drafter=drafter), cases)
 
 
 def generate_with(engine: LocalEngine, cases: Sequence[Case], *, num_preempted: int = 0) -> list[list[int]]:
-    """num_preempted: steps after which one of the requests, in turn, is preempted if it runs."""
+    """Submits all cases. num_preempted: steps after which one of the requests, in turn, is preempted if it
+    runs."""
     ids = [
         engine.submit(
             case.prompt,
@@ -72,7 +73,7 @@ def generate_with(engine: LocalEngine, cases: Sequence[Case], *, num_preempted: 
 def assert_same_text(
     model_path: str, cases: Sequence[Case], expected: list[list[int]], actual: list[list[int]], *, dtype: str
 ) -> None:
-    """Every pair is equal, or in fp32 first differs where the fp64 scores all but tie."""
+    """Asserts that every pair is equal, or in fp32 first differs where the fp64 scores all but tie."""
     for case, wanted, got in zip(cases, expected, actual, strict=True):
         if wanted == got:
             continue
@@ -85,7 +86,8 @@ def assert_same_text(
 
 
 def score_gap(model_path: str, case: Case, agreed: Sequence[int], first: int, second: int) -> float:
-    """|score(first) - score(second)| in fp64 after prompt + agreed, noise included, computed from scratch."""
+    """Returns |score(first) - score(second)| in fp64 after prompt + agreed, noise included, computed from
+    scratch."""
     tokens = [*case.prompt, *agreed]
     scores = logits_after(_model_in_float64(model_path), tokens)
     if case.sampling.temperature > 0:
@@ -95,12 +97,12 @@ def score_gap(model_path: str, case: Case, agreed: Sequence[int], first: int, se
 
 
 def logits_of(model_path: str, token_ids: Sequence[int]) -> torch.Tensor:
-    """[vocab] float64: what the model says after these tokens, computed from scratch."""
+    """Returns [vocab] float64: the model's logits after these tokens, computed from scratch."""
     return logits_after(_model_in_float64(model_path), token_ids)
 
 
 def logits_after(model: CausalLM, token_ids: Sequence[int]) -> torch.Tensor:
-    """[vocab]: one forward pass over all tokens, no rounds, no reuse."""
+    """Returns [vocab] of one forward pass over all tokens, without rounds and reuse."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     pool = StatePool(model.state(), num_blocks=num_blocks, block_size=BLOCK_SIZE, device=torch.device("cpu"))
     tokens = torch.tensor([token_ids])
@@ -134,11 +136,9 @@ def window_inputs(
     block_table: torch.Tensor,
     block_size: int,
 ) -> ForwardInputs:
-    """One batch of equal windows; entries that are not valid get id 0, position 0 and are not written.
-
-    token_ids: [rows, window] int64; start_positions: [rows] int64; is_valid: [rows, window] bool;
-    block_table: [rows, max_blocks] int64.
-    """
+    """Makes one batch of equal windows; entries that are not valid get id 0 and position 0 and are not
+    written. token_ids: [rows, window] int64; start_positions: [rows] int64; is_valid: [rows, window] bool;
+    block_table: [rows, max_blocks] int64."""
     window = token_ids.shape[1]
     places = torch.arange(window, device=token_ids.device)
     positions = (start_positions[:, None] + places) * is_valid
@@ -154,9 +154,9 @@ def window_inputs(
 def assert_depths_change_no_text(
     cases: Sequence[Case], config: EngineConfig, depths: Iterable[int]
 ) -> list[str]:
-    """Each case alone, all at once, and all with preemptions, has at each depth the text that it has alone
-    without drafts; so have the first two with a grammar. Returns the drafters that the engines named, by
-    depth."""
+    """Asserts that at each depth each case has the text that it has alone without drafts: alone, all at once,
+    and all with preemptions; so have the first two with a grammar. Returns the drafters that the engines
+    named, by depth."""
     vocab_size = read_model_spec(Path(config.model_path)).vocab_size
     letters = [bytes([token]) if 32 <= token < 127 else b"" for token in range(vocab_size - 1)]
     table = TokenTable([*letters, b"<end>"], [vocab_size - 1], [vocab_size - 1])

@@ -1,4 +1,4 @@
-"""What stands in for ChatRenderer: a text of the messages, whatever marks are in them."""
+"""Fakes of ChatRenderer: a text of the messages, whatever special tokens are in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.server.text.template_frames import MarkedConversation
 
 
 class FakeChat(ABC):
-    """Its texts keep the contents as they are."""
+    """Renders texts that keep the contents as they are."""
 
     @abstractmethod
     async def render(self, conversation: Conversation) -> str: ...

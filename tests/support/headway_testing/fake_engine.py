@@ -29,7 +29,7 @@ INFO = EngineInfo(
 
 
 def repeat_prompt(request: Submit) -> list[int]:
-    """The default script: the prompt's own ids again and again."""
+    """Repeats the prompt's ids. This is the default script."""
     return list(itertools.islice(itertools.cycle(request.prompt_token_ids), request.max_tokens))
 
 
@@ -171,7 +171,7 @@ def fake_logprob(token_id: int) -> float:
 
 
 def fake_logprobs(tokens: list[int], num_top: int | None) -> TokenLogprobs | None:
-    """At each place the ids 40, 41, .. are the most probable, at -0.5, -1.0, .."""
+    """Makes the ids 40, 41, .. the most probable at each position, with -0.5, -1.0, .."""
     if num_top is None:
         return None
     ids, values = range(40, 40 + num_top), [-0.5 * (i + 1) for i in range(num_top)]

@@ -30,7 +30,7 @@ def new_guide(pattern: str, thinking: Thinking | None = None) -> Guide:
 
 
 class MaskMemory:
-    """A buffer for the masks of some rows, and a look at it."""
+    """A buffer for the masks of some rows, which tests can read."""
 
     def __init__(self, num_entries: int, window: int) -> None:
         self._memory = (ctypes.c_int32 * (num_entries * window * _WORDS))()
@@ -42,7 +42,7 @@ class MaskMemory:
 
 
 def is_allowed(guide: Guide, token_id: int) -> bool:
-    """What the guide allows next, asked of the library token by token."""
+    """Asks the library token by token what the guide allows next."""
     if guide.is_free:
         return token_id not in guide.end_ids
     return token_id == guide.opening_id or bool(

@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 
 
 def next_state(state: int, token_id: int) -> int:
-    """The state after one more token; 0 is the state before the first."""
+    """Returns the state after one more token; 0 is the state before the first."""
     mixed = ((state ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
     return mixed ^ (mixed >> 29)
 
@@ -37,7 +37,7 @@ def next_token(state: int, seed: int) -> int:
 
 
 def picked(token_id: int, allows: Callable[[int], bool]) -> int:
-    """The token, or the next one that is allowed."""
+    """Returns the token, or the next one that is allowed."""
     for _ in range(VOCAB_SIZE):
         if allows(token_id):
             return token_id
@@ -48,7 +48,8 @@ def picked(token_id: int, allows: Callable[[int], bool]) -> int:
 def oracle_output(
     prompt: list[int], max_tokens: int, stop: frozenset[int], seed: int, guide: Guide | None = None
 ) -> list[int]:
-    """What a request gives if it runs alone, one token at a time. guide: at its beginning; it is used up."""
+    """Returns the output of a request that runs alone, one token at a time. guide: at its beginning; it is
+    used up."""
     state, output = 0, list[int]()
     for token_id in prompt:
         state = next_state(state, token_id)
@@ -63,7 +64,7 @@ def oracle_output(
 
 
 class DeviceError(AssertionError):
-    """A plan made the device do what must never happen."""
+    """Raised where a plan made the device do what must never happen."""
 
 
 def require(is_met: bool, message: str) -> None:
@@ -89,7 +90,7 @@ class FakeHandle:
 
 @dataclass(slots=True)
 class FakeBegun:
-    """A step of which the first half is launched."""
+    """A step whose first half is launched."""
 
     buffer: MaskBuffer
     proposed: list[list[int]]
@@ -177,7 +178,7 @@ class FakeRunner:
         return self._end(plan, drafts, lambda row: None)
 
     def begin(self, plan: Plan) -> FakeBegun:
-        """Drafts of rows that may not have as many are of no meaning."""
+        """Launches a step. Drafts of rows beyond their own limits have no meaning."""
         require(bool(plan.guided_rows), "a step without guided rows has no halves")
         drafts = self._start(plan)
         self._is_begun = True
@@ -197,7 +198,7 @@ class FakeRunner:
         return FakeBegun(memory.buffer, told, finish)
 
     def _start(self, plan: Plan) -> list[list[int]]:
-        """Changes the rows. Returns the drafts of each row of the round that it may have."""
+        """Changes the rows. Returns the drafts that each row of the round may have."""
         require(not self._is_begun, "the step before was not finished")
         self.plans.append(plan)
         for number in plan.released_rows:
@@ -226,12 +227,13 @@ class FakeRunner:
         return FakeHandle(StepResult(first_tokens, emitted), self._ready)
 
     def snapshot(self, block_id: int) -> tuple[object, ...]:
-        """All that the block holds, to be compared later."""
+        """Returns all that the block holds, to be compared later."""
         block = self._blocks[block_id]
         return (tuple(block.kv), tuple(block.pairs), block.hidden)
 
     def is_complete(self, block_id: int, *, with_draft_head: bool) -> bool:
-        """Whether the block can serve as part of a prefix: every token, every true pair, the last state."""
+        """Tells whether the block can serve as part of a prefix: it has every token, every true pair and the
+        last state."""
         block = self._blocks[block_id]
         before: int | None = None
         for kv, pair in zip(block.kv, block.pairs, strict=True):
@@ -251,7 +253,7 @@ class FakeRunner:
         return self._rows.pop(number)
 
     def _grant(self, grant: BlockGrant) -> None:
-        """Blocks behind the row's, or in place of some that it has not reached: these may be others' by
+        """Adds blocks after the row's, or replaces some that it has not reached: these may be others' by
         now."""
         row = self._rows[grant.row]
         is_behind = -(-row.length // self._size) <= grant.first_index <= len(row.block_ids)
@@ -262,7 +264,7 @@ class FakeRunner:
         self._owners |= {b: row for b in grant.block_ids if not self._is_published(b)}
 
     def _wipe(self, block_ids: tuple[int, ...] | list[int]) -> None:
-        """New blocks hold nothing that may be read; nobody else has them."""
+        """Empties blocks that are new to a row, and asserts that they are not published."""
         for block_id in block_ids:
             require(not self._is_published(block_id), f"block {block_id} is new to a row, but published")
             self._blocks[block_id] = self._empty_block()
@@ -273,13 +275,13 @@ class FakeRunner:
     # --- work ------------------------------------------------------------------------------------------
 
     def _prefill_all(self, plan: Plan, masks: Callable[[int], Masks | None]) -> tuple[int, ...]:
-        """The first tokens of the chunks that are last."""
+        """Returns the first tokens of the chunks that are last."""
         fills_drafts = self._max_depth > 0
         tokens = (self._prefill(c, masks(c.row), fills_drafts=fills_drafts) for c in plan.prefill)
         return tuple(token for token in tokens if token is not None)
 
     def _prefill(self, chunk: PrefillChunk, masks: Masks | None, *, fills_drafts: bool) -> int | None:
-        """The first token after a last chunk."""
+        """Returns the first token after a last chunk."""
         row = self._rows[chunk.row]
         if row.request_id is None:
             self._open(row, chunk, fills_drafts=fills_drafts)
@@ -306,7 +308,7 @@ class FakeRunner:
         return token_id if masks is None else picked(token_id, lambda i: masks(place, i))
 
     def _open(self, row: _Row, chunk: PrefillChunk, *, fills_drafts: bool) -> None:
-        """A request's first chunk: what lies before it comes from the prefix cache."""
+        """Starts a request with its first chunk; the tokens before it come from the prefix cache."""
         require(chunk.start % self._size == 0, f"a hit of {chunk.start} tokens ends within a block")
         row.request_id, row.length = chunk.request_id, chunk.start
         num_hits = chunk.start // self._size
@@ -323,7 +325,7 @@ class FakeRunner:
             self._read_pairs(row, chunk.start - 1)
 
     def _check_turns(self, plan: Plan) -> None:
-        """Neither rows that could decode nor prompts are left out of two steps in a row."""
+        """Asserts that neither rows that could decode nor prompts are left out of two steps in a row."""
         rows = self._rows.values()
         holds_round = not plan.decode_request_ids and any(row.is_live for row in rows)
         holds_prompts = not plan.prefill and any(row.last_token is None for row in rows)
@@ -355,7 +357,7 @@ class FakeRunner:
         return tuple(self._round(row, plan.depth, of_row, masks(i)) for i, (row, of_row) in numbered)
 
     def _propose(self, row: _Row | None, depth: int) -> list[int]:
-        """As many right drafts as are to be accepted where nothing is masked, then wrong ones."""
+        """Returns as many right drafts as are to be accepted where nothing is masked, then wrong ones."""
         if row is None or not row.is_live:
             return []
         num_valid = max(0, min(depth, row.setup.depth_cap, row.setup.limit - row.length - 1))
@@ -386,7 +388,7 @@ class FakeRunner:
         return tuple(emitted)
 
     def _draft(self, row: _Row, depth: int) -> None:
-        """The pass over the pending pairs, then rubbish where the single steps write."""
+        """Computes the pass over the pending pairs, then writes rubbish where the single steps write."""
         assert row.last_token is not None
         start = row.length
         num_pending = start - row.num_pairs
@@ -397,7 +399,7 @@ class FakeRunner:
             self._write_pair(row, position, -position, -1)
 
     def _fill_pending(self, row: _Row, last: int) -> None:
-        """The pairs of slots up to `last` that are pending."""
+        """Writes the pending pairs of slots up to `last`."""
         state = self._read(row, row.num_pairs)
         for position in range(row.num_pairs, last + 1):
             token_id = row.last_token if position == row.length else self._slot(row, position)[0]
@@ -408,7 +410,7 @@ class FakeRunner:
         row.num_pairs = max(row.num_pairs, last)
 
     def _verified(self, row: _Row, drafts: list[int], masks: Masks | None) -> list[int]:
-        """Drafts up to the first that is not the token of its place, then that token."""
+        """Returns the drafts up to the first that is not the token of its position, then that token."""
         assert row.last_token is not None
         state, emitted = next_state(row.state, row.last_token), list[int]()
         for place in range(len(drafts) + 1):
@@ -427,7 +429,7 @@ class FakeRunner:
         return tokens
 
     def _write_window(self, row: _Row, emitted: list[int], width: int) -> None:
-        """t_L and the drafts: as many right ones as stay, wrong ones after them."""
+        """Writes t_L and the drafts: the right ones that stay, then wrong ones."""
         assert row.last_token is not None
         window = [row.last_token, *emitted[:-1], (emitted[-1] + 1) % VOCAB_SIZE]
         window += [VOCAB_SIZE] * width
@@ -454,7 +456,7 @@ class FakeRunner:
         return content
 
     def _read(self, row: _Row, length: int) -> int:
-        """The state after the first `length` tokens, each checked to continue the one before."""
+        """Returns the state after the first `length` tokens; asserts that each continues the one before."""
         state = 0
         for position in range(length):
             token_id, stored = self._slot(row, position)
@@ -463,7 +465,7 @@ class FakeRunner:
         return state
 
     def _read_pairs(self, row: _Row, last: int) -> None:
-        """Slots 1 .. last of the MTP layer hold true pairs."""
+        """Asserts that slots 1 .. last of the MTP layer hold true pairs."""
         state = 0
         for position in range(last + 1):
             token_id = row.last_token if position == row.length else self._slot(row, position)[0]

@@ -137,7 +137,8 @@ CUTS = ([75], [32, 32, 11], [1, 15, 16, 43], [70, 1, 1, 1, 1, 1], [60, 4, 4, 4, 
 
 
 def tiny_model(architecture: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
-    """transformers' model with random weights in float32. Its config writes to the dicts that it is given."""
+    """Returns transformers' model with random weights in float32. Its config writes to the dicts that it is
+    given."""
     config_class, model_class = CLASSES[architecture]
     keys = {**TINY, "attn_implementation": "sdpa", **OWN.get(architecture, {}), **changes}
     config = config_class(**deepcopy(keys))
@@ -156,7 +157,7 @@ def save(model: PreTrainedModel, architecture: str, folder: Path) -> Path:
 
 
 def assert_logits_of_transformers(theirs: PreTrainedModel, folder: Path) -> None:
-    """Over every cut of one sequence into chunks, single tokens and windows."""
+    """Compares logits over every cut of one sequence into chunks, single tokens and windows."""
     model = load(folder, dtype="float32")
     tokens = torch.randint(0, 151, (75,), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():

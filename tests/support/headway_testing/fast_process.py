@@ -1,6 +1,6 @@
 """A fake engine that is as quick as its frames: `python -m headway_testing.fast_process SECONDS ADDRESS`.
 
-Every round, one each so many seconds, gives every request the next three tokens of its own prompt but the
+Every round takes SECONDS and gives every request the next three tokens of its own prompt but the
 first, again and again. Frames are made by the engine's own mailbox.
 When all requests of a burst have ended it writes when their events were sent, by the first token of their
 prompts: {"sent": {"17": [monotonic seconds]}}, one line on stderr a burst.

@@ -29,19 +29,19 @@ class Fleet:
     process: subprocess.Popen[bytes]
 
     def servers(self) -> list[int]:
-        """The processes of `headway serve`."""
+        """Returns the processes of `headway serve`."""
         found = [pid for pid in descendants(self.process.pid) if "--unix-socket" in command_of(pid)]
         return sorted(pid for pid in found if "headway.server.fleet.bound" not in command_of(pid))
 
     def ingresses(self) -> list[int]:
-        """The actors that have the fleet's clients."""
+        """Returns the actors that accept the fleet's clients."""
         actors = descendants(self.process.pid)
         return sorted(
             pid for pid in actors if command_of(pid).startswith("ray::ServeReplica:headway:Ingress")
         )
 
     def replicas(self) -> dict[str, int]:
-        """How many there are in each state, as the fleet's metrics have it."""
+        """Returns how many replicas there are in each state, by the fleet's metrics."""
         lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         return {
             line.split('"')[1]: int(float(line.split()[1]))
@@ -56,7 +56,8 @@ class Fleet:
             return False
 
     def wait_for_replicas(self, number: int, *, without: int) -> None:
-        """Waits until as many servers run as are to, the killed one not among them, and all get requests."""
+        """Waits until the wanted number of servers run, the killed one not among them, and all get
+        requests."""
         wait_until(lambda: len(set(self.servers()) - {without}) == number)
         wait_until(lambda: self.replicas() == {"running": number})
 
@@ -87,7 +88,7 @@ def descendants(root: int) -> list[int]:
 
 
 def load_of(server: int) -> dict[str, int]:
-    """Returns what one server has to do."""
+    """Returns how many requests one server has."""
     path = command_of(server).partition("--unix-socket ")[2].split()[0]
     with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
         return client.get("http://localhost/load").json()
@@ -119,7 +120,7 @@ def started(
 
 
 def end(fleet: Fleet, number: signal.Signals = signal.SIGTERM) -> int:
-    """Returns the exit status. No process is left."""
+    """Returns the exit status, and asserts that no process is left."""
     below = {pid: command_of(pid) for pid in descendants(fleet.process.pid)}
     fleet.process.send_signal(number)
     status = fleet.process.wait(timeout=90)
@@ -133,7 +134,7 @@ def events_of(text: str) -> list[Any]:
 
 
 def completion(url: str, number: int, *, begun: Semaphore | None = None, **fields: Any) -> str:
-    """Returns the text. begun: released once, when some of the answer has come."""
+    """Returns the text. begun: released once, when part of the answer has come."""
     body = {
         "prompt": f"def f{number}(x):\n    ",
         "max_tokens": 60,
@@ -156,6 +157,6 @@ def completion(url: str, number: int, *, begun: Semaphore | None = None, **field
 
 
 def wait_until_begun(begun: Semaphore, number: int) -> None:
-    """Waits for so many answers, whatever the machine's pace."""
+    """Waits until that many answers have begun, whatever the machine's pace."""
     for _ in range(number):
         assert begun.acquire(timeout=START_SECONDS)

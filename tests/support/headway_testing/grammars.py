@@ -21,7 +21,7 @@ def matcher(source: str) -> LLMatcher:
 
 
 def fits(source: str | LLMatcher, text: str) -> bool:
-    """The whole text may be written, and may end there."""
+    """Tells whether the whole text may be written, and may end there."""
     found = matcher(source) if isinstance(source, str) else source
     ids = list(text.encode())
     if found.validate_tokens(ids) < len(ids):
@@ -33,8 +33,8 @@ def fits(source: str | LLMatcher, text: str) -> bool:
 
 
 def walk(found: LLMatcher, chance: random.Random, max_tokens: int = 200) -> str | None:
-    """A random text that the masks allow; None for one that does not end in time. Raises where no token is
-    allowed."""
+    """Returns a random text that the masks allow; None for one that does not end in time. Raises where no
+    token is allowed."""
     ids: list[int] = []
     for place in range(max_tokens):
         mask = int.from_bytes(found.compute_bitmask(), "little")
@@ -52,7 +52,7 @@ def walk(found: LLMatcher, chance: random.Random, max_tokens: int = 200) -> str 
 
 
 def _preferred(allowed: list[int], chance: random.Random, *, is_late: bool) -> list[int]:
-    """Mostly printable text, and what closes strings, lists and objects if it is late."""
+    """Prefers printable text, and late in a walk the characters that close strings, lists and objects."""
     closing = [i for i in allowed if i in CLOSING]
     if is_late and closing and chance.random() < 0.7:
         return closing

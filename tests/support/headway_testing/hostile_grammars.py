@@ -36,7 +36,7 @@ def doubled(depth: int) -> object:
 
 
 def objects(count: int) -> list[object]:
-    """Members of a oneOf that only their last property tells apart."""
+    """Returns members of a oneOf that only their last property distinguishes."""
     names = [f"k{i}" for i in range(8)]
     return [
         {"type": "object", "required": names, "properties": {name: {"enum": list(range(200 * i, 200 * i + 200))} for name in names}}

@@ -1,8 +1,8 @@
-"""What transformers computes of a tiny Qwen3.5, with or without experts, or Qwen3-Next, with an MTP head,
-which it has no class for: built of its layers.
+"""An oracle of a tiny Qwen3.5, with or without experts, or Qwen3-Next. transformers has no class for the MTP
+head, which is made of its layers.
 
-Saved as the published checkpoints are: as the text part of a model that sees images, or alone. Whole
-sequences, no cache.
+It is saved as the published checkpoints are: as the text part of a model that sees images, or alone. It
+computes whole sequences without a cache.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MtpOracle(nn.Module):
 
 
 class HybridOracle:
-    """Random weights in float32. The methods are those of `Oracle`."""
+    """Has random weights in float32, and the methods of `Oracle`."""
 
     def __init__(self, *, seed: int = 0, architecture: str = "Qwen3_5ForCausalLM", **changes: object) -> None:
         own, (config_class, model_class) = OWN[architecture], CLASSES[architecture]
@@ -105,12 +105,13 @@ class HybridOracle:
 
     @torch.no_grad()
     def logits(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [tokens] int64. Returns [tokens, vocab]."""
+        """Takes token_ids [tokens] int64, returns [tokens, vocab]."""
         return self.model(token_ids[None], use_cache=False).logits[0]
 
     @torch.no_grad()
     def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """z of slots 1 .. n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n, hidden]."""
+        """Returns z of slots 1 .. n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n,
+        hidden]."""
         head, embedded = self.head, self.model.model.embed_tokens(token_ids)
         x = head.fc(
             torch.cat([head.pre_fc_norm_embedding(embedded), head.pre_fc_norm_hidden(hidden)], dim=-1)
@@ -123,11 +124,11 @@ class HybridOracle:
 
     @torch.no_grad()
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab]."""
+        """Takes [n, hidden], returns [n, vocab]."""
         return self.model.lm_head(carry)
 
     def draft_chain(self, token_ids: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab]."""
+        """Returns logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab]."""
         hidden, tokens, found = self.hidden(token_ids)[:-1], token_ids[1:], []
         for _ in range(depth):
             carries = self.carries(hidden, tokens)
@@ -187,11 +188,9 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
 
 
 def constructed_hybrid(path: Path, *, noise: float = 0.0, seed: int = 0, **changes: object) -> Path:
-    """A Qwen3.5 folder whose greedy text walks a random cycle through the vocabulary: see `constructed_mimo`.
-
-    With noise 0 every draft at every depth is right. Noise scales the random output projections of trunk and
-    head alike.
-    """
+    """Writes a Qwen3.5 folder whose greedy text walks a random cycle through the vocabulary: see
+    `constructed_mimo`. With noise 0 every draft at every depth is right. Noise scales the random output
+    projections of trunk and head alike."""
     oracle = HybridOracle(seed=seed, **{"vocab_size": 128, "hidden_size": 64} | changes)
     with torch.no_grad():
         for module in (oracle.model, oracle.head):

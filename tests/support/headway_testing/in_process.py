@@ -63,7 +63,7 @@ class InProcessEngine:
             await asyncio.sleep(0)
 
     def step(self) -> None:
-        """One turn of the engine's loop, and delivery of what it sent."""
+        """Runs one turn of the engine's loop, and delivers what it sent."""
         self.local.loop.step()
         sent, self.local.post.sent = self.local.post.sent, []
         for message in sent:

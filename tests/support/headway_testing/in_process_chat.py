@@ -24,7 +24,7 @@ class InProcessChat(ChatRenderer):
 async def rendered(
     conversation: Conversation, source: str, tokenizer: Tokenizer, variables: dict[str, str] | None = None
 ) -> ChatPrompt:
-    """The prompt as the routes make it."""
+    """Returns the prompt as the routes make it."""
     chat = InProcessChat(source, variables)
     marked = Escaper(tokenizer.control_pattern, tokenizer.control_parts).marked(conversation)
     if marked is None:
@@ -33,7 +33,7 @@ async def rendered(
 
 
 def text_of(source: str, conversation: Conversation, variables: dict[str, str] | None = None) -> str:
-    """The text without any marks."""
+    """Returns the text without special tokens."""
     text = template_worker.render(RenderJob(source, variables or {}, conversation)).text
     assert text is not None
     return text

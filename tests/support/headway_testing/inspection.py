@@ -1,4 +1,4 @@
-"""Inspections inside the test's own process, and folders that have something to tell."""
+"""Inspections inside the test's own process, and folders to inspect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway_testing.checkpoints import write_folder
 
 
 def inspect(folder: Path, *, gpu_memory: int | None = None, **changes: object) -> Inspection:
-    """For the CPU, or for a GPU of that memory."""
+    """Inspects for the CPU, or for a GPU of that memory."""
     device = "cpu" if gpu_memory is None else "auto"
     config = EngineConfig(**{"model_path": str(folder), "device": device, **changes})  # type: ignore[arg-type]
     return inspect_model(InspectionRequest(config, gpu_memory))
@@ -30,11 +30,11 @@ def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> P
 
 
 def without_head(folder: Path) -> Path:
-    """A MiMo folder that has lost the tensors of its MTP head."""
+    """Removes the tensors of the MTP head from a MiMo folder."""
     return edit(folder, lambda t: [t.pop(name) for name in list(t) if "mtp" in name])
 
 
 def unknown(folder: Path, names: list[str], **config: object) -> Path:
-    """A folder of an architecture that is not supported, with tensors of 6 elements of 8 bits."""
+    """Writes a folder of an unsupported architecture, with tensors of 6 elements of 8 bits."""
     content = {"architectures": ["BigMoeForCausalLM"], "num_hidden_layers": 2, **config}
     return write_folder(folder, content, {name: torch.zeros(2, 3).to(torch.float8_e4m3fn) for name in names})

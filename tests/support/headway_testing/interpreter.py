@@ -1,4 +1,4 @@
-"""Triton's interpreter without two things that it does again and again to the same effect."""
+"""Spares Triton's interpreter two repetitions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from triton.runtime import interpreter
 
 
 def spare_repetitions() -> None:
-    """A third of the time of an interpreted launch. Where Triton no longer has these functions, this
-    fails."""
+    """Saves a third of the time of an interpreted launch. Fails where Triton no longer has these
+    functions."""
     interpreter._patch_lang = patched_once_a_launch(interpreter._patch_lang, interpreter._LangPatchScope)
     interpreter._get_np_dtype = looked_up_once(interpreter._get_np_dtype)
 
 
 def patched_once_a_launch(patch: Callable[..., Any], scope: type) -> Callable[..., Any]:
-    """Every call of a device function puts the interpreter's functions into the language anew, and only the
-    launch takes them out: of the calls of one module the first in a launch is enough."""
+    """Patches the language once for each module and launch. Each call of a device function would patch it
+    again, and only the launch restores it."""
     patched: set[int] = set()
     restore = scope.restore
 
@@ -38,8 +38,8 @@ def patched_once_a_launch(patch: Callable[..., Any], scope: type) -> Callable[..
 
 
 def looked_up_once(look_up: Callable[..., Any]) -> Callable[..., Any]:
-    """The table of NumPy's types was drawn up for each look-up. Blocks of a type have the same as the
-    type."""
+    """Keeps NumPy's types by name, which the interpreter looks up in a new table each time. Blocks of a type
+    have the same as the type."""
     known: dict[str, np.dtype[Any]] = {}
 
     def look_up_once(kind: Any) -> np.dtype[Any]:

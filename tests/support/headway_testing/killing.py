@@ -1,4 +1,4 @@
-"""Answers of a server whose engine is killed meanwhile, beside those that it gave before."""
+"""Compares answers of a server whose engine is killed meanwhile with those that it gave before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Request = tuple[str, Body]
 
 @dataclass
 class Killing:
-    """Mutable: what is found. longest_pause_seconds: between two pieces of one stream."""
+    """What was found. longest_pause_seconds: between two pieces of one stream. Mutable."""
 
     differences: list[str] = field(default_factory=list)
     num_compared: int = 0

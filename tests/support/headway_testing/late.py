@@ -1,5 +1,5 @@
-"""A kernel in front that lets the next one start long before it writes, where launches overlap: some
-milliseconds."""
+"""A preceding kernel that lets the next one start some milliseconds before it writes, where launches
+overlap."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Late:
-    """A step's result that the loop must not wait for before it launches the next one."""
+    """A step's result that the loop must not wait for before it launches the next step."""
 
     def __init__(self, handle: Handle, *, is_late: bool) -> None:
         self._handle = handle
@@ -68,7 +68,7 @@ class LateRunner:
 
 @dataclass
 class Output:
-    """What one request got."""
+    """The output of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -78,7 +78,7 @@ class Output:
 
     @property
     def logprobs(self) -> TokenLogprobs:
-        """Of all token_ids."""
+        """Returns those of all token_ids."""
         return join([event.logprobs for event in self.events if event.logprobs is not None])
 
     @property
@@ -90,7 +90,7 @@ class Output:
 
 
 class LocalEngine:
-    """Submit, run, collect. Requests are numbered from 0 in the order of submission."""
+    """Submits, runs and collects requests, which are numbered from 0 in the order of submission."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class LocalEngine:
                 output.events.append(event)
 
     def run(self, max_steps: int = 100_000) -> dict[int, Output]:
-        """Steps until every request has finished."""
+        """Takes steps until every request has finished."""
         for _ in range(max_steps):
             if all(output.finish_reason for output in self.outputs.values()):
                 return self.outputs
@@ -162,7 +162,7 @@ class LocalEngine:
         raise AssertionError(f"not finished after {max_steps} steps: {self.outputs}")
 
     def generate(self, prompt: Iterable[int], **kwargs: object) -> list[int]:
-        """One request, alone."""
+        """Runs one request alone."""
         request_id = self.submit(prompt, **kwargs)  # type: ignore[arg-type]
         self.run()
         return self.outputs[request_id].token_ids

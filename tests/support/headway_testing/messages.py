@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages API, put together as its clients do, and a chat for tests of it."""
+"""Answers of Anthropic's Messages API, assembled as its clients do, and a chat for tests of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def connect(services: Services, **changes: Any) -> httpx.AsyncClient:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """Each event has its type in its name and in its data."""
+    """Returns the events of a stream. Each has its type in its name and in its data."""
     *events, rest = text.split("\n\n")
     assert rest == ""
     found = []
@@ -39,7 +39,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client puts together of a stream's events, whose order is checked."""
+    """Returns the message that a client assembles from a stream's events, whose order is checked."""
     start, *between, delta, stop = events
     assert (start["type"], delta["type"], stop) == (
         "message_start",
@@ -75,6 +75,6 @@ def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def comparable(message: dict[str, Any]) -> dict[str, Any]:
-    """Without what is drawn for each answer."""
+    """Returns the message without what is drawn for each answer."""
     blocks = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
     return {name: value for name, value in message.items() if name != "id"} | {"content": blocks}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def expected_drafts(tokens: Sequence[int], depth: int, max_ngram: int) -> list[int]:
-    """tokens: t_0 .. t_L. The drafts for positions L+1 .. L+depth."""
+    """Returns the drafts for positions L+1 .. L+depth. tokens: t_0 .. t_L."""
     last = len(tokens) - 1
     for size in range(min(max_ngram, last), 0, -1):
         suffix = tokens[last - size + 1 :]
@@ -27,7 +27,7 @@ def predicted_drafts(
     max_ngram: int,
     predicted_ngram: int,
 ) -> list[int]:
-    """What the drafts are of a row whose own text begins at position `start` and is predicted so."""
+    """Returns the drafts of a row whose own text begins at position `start` and has this prediction."""
     last = len(tokens) - 1
 
     def common(text: Sequence[int], end: int, most: int) -> int:

@@ -52,7 +52,7 @@ def answer(model: CausalLM, ask: Ask) -> Answer:
 
 
 def prompt_logits(model: CausalLM, prompt: Sequence[int]) -> list[list[float]]:
-    """Before each token of the prompt but the first."""
+    """Returns the logits before each token of the prompt but the first."""
     return [logits_after(model, prompt[:end]).tolist() for end in range(1, len(prompt))]
 
 
@@ -125,7 +125,8 @@ def log_sum(values: list[float]) -> float:
 def assert_scores(
     scores: TokenLogprobs | None, token_ids: Sequence[int], raw_logits: list[list[float]], num_top: int | None
 ) -> None:
-    """The log-probabilities of the raw logits: of each token, its rank, and the most probable ones."""
+    """Asserts that log-probabilities are those of the raw logits: of each token, its rank, and the most
+    probable ones."""
     if num_top is None:
         assert scores is None or scores.logprobs == []
         return

@@ -1,6 +1,7 @@
-"""What transformers computes for the same weights: Qwen2 as it is, MiMo's MTP layers built of its layers.
+"""An oracle by transformers of the same weights: Qwen2 as it is, MiMo's MTP layers made of its layers. It
+computes whole sequences without a cache.
 
-Whole sequences, no cache. Saved with `save_pretrained`, so that names and config.json are transformers' own.
+It is saved with `save_pretrained`, so that names and config.json are transformers' own.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Oracle:
                 _widen_norms(module)
 
     def save(self, folder: Path, *, with_head: bool, max_shard_size: str = "1GB") -> Path:
-        """A folder as MiMo ships it, or without the head and under Qwen2's name."""
+        """Writes a folder as MiMo ships it, or without the head and under Qwen2's name."""
         self.model.save_pretrained(folder, max_shard_size=max_shard_size)
         if with_head:
             config = json.loads((folder / "config.json").read_text())
@@ -83,7 +84,7 @@ class Oracle:
         return folder
 
     def _save_head(self, folder: Path) -> None:
-        """In a shard of its own, as model.safetensors may be one file."""
+        """Writes the head to a shard of its own, as model.safetensors may be one file."""
         tensors = {
             f"{HEAD_PREFIX}{index}.{name}": tensor
             for index, layer in enumerate(self.mtp_layers)
@@ -100,7 +101,8 @@ class Oracle:
 
     @torch.no_grad()
     def hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [tokens] int64. Returns [tokens, hidden]: the residual stream before the final norm."""
+        """Takes token_ids [tokens] int64, returns [tokens, hidden]: the residual stream before the final
+        norm."""
         seen = []
         handle = self.model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
         self.model(token_ids[None], use_cache=False)
@@ -109,13 +111,13 @@ class Oracle:
 
     @torch.no_grad()
     def logits(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [tokens] int64. Returns [tokens, vocab]."""
+        """Takes token_ids [tokens] int64, returns [tokens, vocab]."""
         return self.model(token_ids[None], use_cache=False).logits[0]
 
     @torch.no_grad()
     def carries(self, hidden: torch.Tensor, token_ids: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """z of slots layer + 1 .. layer + n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n] -> [n,
-        hidden]."""
+        """Returns z of slots layer + 1 .. layer + n for the pairs (hidden[i], token_ids[i]): [n, hidden], [n]
+        -> [n, hidden]."""
         head = self.mtp_layers[layer]
         embedded = self.model.model.embed_tokens(token_ids)
         x = head.input_proj(
@@ -129,14 +131,12 @@ class Oracle:
 
     @torch.no_grad()
     def draft_logits(self, carry: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab]."""
+        """Takes [n, hidden], returns [n, vocab]."""
         return self.model.lm_head(carry)
 
     def draft_chain(self, token_ids: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab].
-
-        Layer k reads the carries of layer k - 1; the last layer goes on with its own newest carry.
-        """
+        """Returns logits of the greedy drafts 1 .. depth that follow token_ids [tokens]: [depth, vocab].
+        Layer k reads the carries of layer k - 1; the last layer goes on with its own newest carry."""
         hidden, tokens, found = self.hidden(token_ids)[:-1], token_ids[1:], []
         last = len(self.mtp_layers) - 1
         for step in range(depth):
@@ -151,7 +151,7 @@ class Oracle:
 
 
 def bfloat16_logits(folder: str, token_ids: Sequence[int]) -> torch.Tensor:
-    """[vocab] float64: what transformers says after these tokens when it computes in bfloat16."""
+    """Returns [vocab] float64: transformers' logits after these tokens, computed in bfloat16."""
     with torch.no_grad():
         logits: torch.Tensor = _bfloat16_trunk(folder)(torch.tensor([token_ids]), use_cache=False).logits
     return logits[0, -1].double()
@@ -159,8 +159,8 @@ def bfloat16_logits(folder: str, token_ids: Sequence[int]) -> torch.Tensor:
 
 @cache
 def _bfloat16_trunk(folder: str) -> Qwen2ForCausalLM:
-    """A checkpoint in one file, of MiMo's or Qwen2's kind with an lm_head of its own, without its MTP
-    head."""
+    """Loads the trunk of a checkpoint in one file, of MiMo's or Qwen2's kind with an lm_head of its own,
+    without its MTP head."""
     content = json.loads((Path(folder) / "config.json").read_text())
     config = Qwen2Config(**{k: v for k, v in content.items() if k not in ("architectures", "model_type")})
     model = Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
@@ -188,7 +188,7 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def _widen_norms(module: nn.Module) -> None:
-    """transformers' norms round to float32 whatever the dtype; an oracle to 1e-10 may not."""
+    """Lets an oracle be exact to 1e-10: transformers' norms round to float32 whatever the dtype."""
 
     def forward(self: Qwen2RMSNorm, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)

@@ -1,4 +1,4 @@
-"""A model and a device of which nothing exists but their measures."""
+"""Outlines of a model and a device without either."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def outline(
     num_multiprocessors: int = 132,
     available: int = 110 << 30,
 ) -> Outline:
-    """A 7B's measures on a GPU, of which nothing exists."""
+    """Returns the measures of a 7B on a GPU, without weights or memory."""
     norm, rope = NormSpec(1e-6), RopeSpec(1e6, 128)
     layer = LayerSpec(AttentionSpec(8 * sharing, 8, 128, rope, 0.1), DenseSpec(11_008))
     spec = ModelSpec(

@@ -91,7 +91,7 @@ def write_packs(
 
 
 def mimo_packs(folder: Path, packed: Format, **changes: Any) -> tuple[Path, Path]:
-    """Of a MiMo with a head, which is quantised, too, unless `quantizes_head` is False."""
+    """Writes a MiMo with a head, which is quantised, too, unless `quantizes_head` is False."""
     quantizes_head = changes.pop("quantizes_head", True)
     dense = random_mimo(folder / "dense", **{**packed.sizes, **changes})
     return write_packs(dense, folder, packed, quantizes_head=quantizes_head)
@@ -107,7 +107,7 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> Path:
 def fp8_blocks(
     scale_dtype: torch.dtype, *, block: tuple[int, int] = (128, 128), name: str = "weight_scale_inv"
 ) -> Quantize:
-    """scale_dtype: uint8 stores exponents of 2, as float8_e8m0fnu does."""
+    """Quantises blocks. scale_dtype: uint8 stores exponents of 2, as float8_e8m0fnu does."""
     is_power = scale_dtype in (torch.uint8, torch.float8_e8m0fnu)
 
     def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -133,7 +133,8 @@ def fp8_blocks(
 
 
 def fp8_rows(shape: str, *, name: str = "weight_scale", inputs_too: bool = False) -> Quantize:
-    """shape: of the scales: "[]", "[1]" or "[1, 1]" of a whole weight, "[n]" or "[n, 1]" of its outputs."""
+    """Quantises rows. shape: of the scales: "[]", "[1]" or "[1, 1]" of a whole weight, "[n]" or "[n, 1]" of
+    its outputs."""
 
     def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         largest = weight.abs().amax(1, keepdim=True) if "n" in shape else weight.abs().amax()[None, None]
@@ -151,8 +152,8 @@ def fp8_rows(shape: str, *, name: str = "weight_scale", inputs_too: bool = False
 def compressed(
     form: str, *, scale_dtype: torch.dtype = torch.bfloat16, reorders: bool = False, **arguments: Any
 ) -> Format:
-    """As the compressed-tensors package packs and unpacks it. reorders: inputs are quantised in an order of
-    their own, and weight_g_idx has the group of each."""
+    """Returns a format that the compressed-tensors package packs and unpacks. reorders: inputs are quantised
+    in an order of their own, and weight_g_idx has the group of each."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
@@ -220,7 +221,7 @@ def gptq(
     is_symmetric: bool = False,
     **config: Any,
 ) -> Format:
-    """As GPTQModel's and AutoGPTQ's `pack` write it, word by word. reorders: desc_act."""
+    """Returns the format that `pack` of GPTQModel and AutoGPTQ writes, word by word. reorders: desc_act."""
     quantize = gptq_quantize(bits, group_size, version=version, reorders=reorders, is_symmetric=is_symmetric)
     content = {
         "quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": reorders, "sym": is_symmetric,
@@ -282,7 +283,7 @@ def pack_words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = N
 
 
 def awq(*, group_size: int = 32, **config: Any) -> Format:
-    """As AutoAWQ's WQLinear_GEMM packs it."""
+    """Returns the format that AutoAWQ's WQLinear_GEMM packs."""
 
     def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         size = weight.shape[1] if group_size < 0 else group_size
@@ -381,7 +382,7 @@ def formats() -> dict[str, Callable[[], Format]]:
 
 
 def _dynamic_gptq(dynamic: Mapping[str, Any]) -> Format:
-    """8 bits for up projections; first value projections stay as they are."""
+    """Returns GPTQ with 8 bits for up projections, which leaves first value projections as they are."""
     packed = gptq(dynamic=dynamic)
 
     def plain(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:

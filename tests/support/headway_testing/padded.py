@@ -1,4 +1,4 @@
-"""Steps of padded sizes, launched kernel by kernel: on a CPU, and to be compared with the graphs of a GPU."""
+"""Steps of padded sizes, launched kernel by kernel: on a CPU, and for comparison with the graphs of a GPU."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PaddedLaunches:
 
     @property
     def mixed(self) -> list[StepKey]:
-        """The keys of rounds with prompts."""
+        """Returns the keys of rounds with prompts."""
         return [key for key in self.launched if key.num_rows and key.num_prompt_tokens]
 
     @property
     def prompts(self) -> list[StepKey]:
-        """The keys of prompts alone."""
+        """Returns the keys of prompts alone."""
         return [key for key in self.launched if not key.num_rows]
 
 

@@ -21,7 +21,7 @@ from headway.kernels import QueryBatch, TokenSpans
 
 
 def load(path: Path, *, dtype: str = "auto") -> CausalLM:
-    """The target, on the CPU, without a progress bar."""
+    """Loads the target on the CPU, without a progress bar."""
     return load_pair(path, dtype=dtype).target
 
 
@@ -33,7 +33,7 @@ def load_pair(
     quantize: Quantize = FULL,
     cpu_weights: CpuWeights = "full",
 ) -> ModelPair:
-    """With the draft head that config.json announces."""
+    """Loads the target with the draft head that config.json announces."""
     return load_model(
         path,
         device=torch.device("cpu"),
@@ -73,13 +73,13 @@ class PagedSequences:
         self.block_table = order.view(num_rows, per_row)  # [rows, blocks of a row] int64
 
     def forward(self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor) -> torch.Tensor:
-        """tokens: [all tokens of the spans] int64. Returns the last states, [all tokens, hidden]."""
+        """Takes [all tokens of the spans] int64. Returns the last states, [all tokens, hidden]."""
         return self.model.forward(self.inputs(spans, tokens), self.pool).last
 
     def draft(
         self, spans: Sequence[tuple[int, int, int]], tokens: torch.Tensor, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """tokens: [all tokens] int64, hidden: [all tokens, hidden]. Returns the carries [all tokens,
+        """Takes tokens [all tokens] int64 and hidden [all tokens, hidden]. Returns the carries [all tokens,
         hidden]."""
         return self.head.draft(self.inputs(spans, tokens), hidden, self.pool)
 

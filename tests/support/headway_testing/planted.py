@@ -69,7 +69,7 @@ def sums_norms_of_many_rows_otherwise(original: Operation) -> Operation:
 
 
 def sums_added_norms_of_many_rows_otherwise(original: Operation) -> Operation:
-    """The same for `add_rms_norm`."""
+    """Does the same for `add_rms_norm`."""
 
     def add_rms_norm(
         x: torch.Tensor,
@@ -104,7 +104,8 @@ def _normed(
 
 
 def splits_keys_of_many_rows(original: Operation) -> Operation:
-    """Attends in two parts of the keys, which are merged, where a round has more than a few queries."""
+    """Runs attention over two parts of the keys, which are merged, where a round has more than a few
+    queries."""
 
     def attention(
         query: torch.Tensor,
@@ -129,7 +130,7 @@ def splits_keys_of_many_rows(original: Operation) -> Operation:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Returns float32, or float64 of float64: what sums are computed in."""
+    """Returns the tensor in the dtype of sums: float64 for float64, else float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

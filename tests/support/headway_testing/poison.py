@@ -1,4 +1,4 @@
-"""Fills all that belongs to nobody with rubbish before each step, so that whoever reads it shows it."""
+"""Fills free rows and blocks with rubbish before each step, so that a read of them shows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PoisoningRunner:
         return self._runner.begin(plan)
 
     def poison(self) -> None:
-        """As the next launch does; what it is given afterwards it fills again with the same."""
+        """Fills as the next launch does; what that is given afterwards it fills again with the same."""
         self._poison_blocks()
         self._poison_rows()
 
@@ -68,7 +68,7 @@ class PoisoningRunner:
                 tensor.index_fill_(0, places, rubbish_of(tensor) if tensor.is_floating_point() else 1)
 
     def _poison_blocks(self) -> None:
-        """Those that have become free since the last step, which at first are all."""
+        """Fills blocks that have become free since the last step, which at first are all."""
         pool = self._runner.pool
         free = set(self._blocks._free)
         new = sorted(free - self._poisoned)
@@ -83,7 +83,7 @@ class PoisoningRunner:
 
 
 def rubbish_of(tensor: torch.Tensor) -> float:
-    """NaN, a huge integer, or True."""
+    """Returns NaN, a huge integer, or True."""
     if tensor.is_floating_point():
         return float("nan")
     return True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 3

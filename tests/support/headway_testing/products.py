@@ -1,4 +1,4 @@
-"""Inputs and weights of linear layers, and how near a product must come to float64's."""
+"""Inputs and weights of linear layers, and the tolerances of their products against float64."""
 
 from collections.abc import Callable
 
@@ -32,26 +32,26 @@ def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_each_near(result: torch.Tensor, expected: torch.Tensor) -> None:
-    """So that one wrong part of many right ones is seen."""
+    """Compares part by part, so that one wrong part of many right ones shows."""
     scale = expected.abs() + expected.square().mean().sqrt()
     assert float(((result.double() - expected).abs() / scale).max()) <= 2 * TOLERANCE[result.dtype]
 
 
 class Place:
-    """Where a product goes: a part of a wider tensor, around which nothing may be written."""
+    """The part of a wider tensor to which a product is written, and around which nothing may be written."""
 
     def __init__(self, rows: int, outputs: int, like: torch.Tensor) -> None:
         self._around = torch.full((rows + 2, outputs + 16), 7.0, dtype=like.dtype, device=like.device)
         self.out = self._around[1:-1, 8:-8]
 
     def assert_around_it_nothing_is_written(self) -> None:
-        """Forgets the product."""
+        """Overwrites the product, too."""
         self.out.fill_(7.0)
         assert bool((self._around == 7.0).all())
 
 
 def beside_rubbish(x: torch.Tensor) -> torch.Tensor:
-    """The same as rows of a wider tensor of NaN."""
+    """Returns the same values as rows of a wider tensor of NaN."""
     rows, inputs = x.shape
     wide = torch.full((rows + 3, inputs + 64), torch.nan, dtype=x.dtype, device=x.device)
     wide[1 : rows + 1, 64:] = x

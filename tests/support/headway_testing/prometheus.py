@@ -26,14 +26,14 @@ Sample = tuple[dict[str, str], float]
 
 
 def rules(kind: str) -> list[dict[str, Any]]:
-    """kind: record or alert."""
+    """Returns rules of a kind: record or alert."""
     files = sorted(RULES.glob("*.rules.yml"))
     groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
     return [rule for group in groups for rule in group["rules"] if kind in rule]
 
 
 def panel_queries() -> Iterator[tuple[str, str]]:
-    """(title and legend, expression) of every target, its variables set to all."""
+    """Returns (title and legend, expression) of every target, its variables set to all."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", []):
             expression = target["expr"].replace("$job", ".+").replace("$instance", ".+")
@@ -42,12 +42,12 @@ def panel_queries() -> Iterator[tuple[str, str]]:
 
 
 def is_of_fleets(expression: str) -> bool:
-    """Whether it reads what only a fleet shows."""
+    """Tells whether the expression reads what only a fleet shows."""
     return "headway_fleet_" in expression or "replica!=" in expression
 
 
 def selectors(expression: str) -> Iterator[str]:
-    """Of every series that the expression reads, without ranges: `a{b="c"}`."""
+    """Returns those of every series that the expression reads, without ranges: `a{b="c"}`."""
     todo: list[Any] = [promql_parser.parse(expression)]
     while todo:
         node = todo.pop()
@@ -59,20 +59,15 @@ def selectors(expression: str) -> Iterator[str]:
 
 
 class Prometheus:
-    """A running one, asked over its API.
-
-    num_targets: how many it scrapes.
-    """
+    """A running Prometheus, queried over its API. num_targets: how many it scrapes."""
 
     def __init__(self, url: str, num_targets: int) -> None:
         self.url = url
         self._num_targets = num_targets
 
     def wait_for_scrape(self, seconds: float = 60.0) -> None:
-        """Until every target was scraped, and after that every rule evaluated, from now on.
-
-        Prometheus begins to scrape some seconds after it says that it is ready.
-        """
+        """Waits until every target was scraped, and after that every rule evaluated, from now on. Prometheus
+        begins to scrape some seconds after it says that it is ready."""
         begun = time.time()
         wait_until(
             lambda: self._num_scraped_since(begun) == self._num_targets,
@@ -88,11 +83,11 @@ class Prometheus:
         return sum(value > begun for _, value in self.query("timestamp(up == 1)"))
 
     def _evaluated(self) -> list[float]:
-        """When each group of rules was, in seconds since the epoch."""
+        """Returns when each group of rules was evaluated, in seconds since the epoch."""
         return [datetime.fromisoformat(group["lastEvaluation"]).timestamp() for group in self._groups()]
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The groups of rules, as the API has them."""
+        """Returns the groups of rules, as the API has them."""
         groups: list[dict[str, Any]] = get_plain(f"{self.url}/api/v1/rules").json()["data"]["groups"]
         return groups
 
@@ -106,7 +101,8 @@ class Prometheus:
 
 
 def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """Once it has scraped every target. folder: an empty one, for its configuration and its data."""
+    """Yields Prometheus once it has scraped every target. folder: an empty one, for its configuration and its
+    data."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a drafter proposed to the rows of an engine whose depth goes up and down."""
+"""The drafts that a drafter proposes to the rows of an engine whose depth goes up and down."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def random_prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
 
 
 def drafting_config(model: Path, folder: Path, **changes: object) -> EngineConfig:
-    """Of a small engine that drafts by what is in a folder of its own."""
+    """Returns the configuration of a small engine whose drafter is in a folder of its own."""
     fixed = {
         "model_path": str(model), "drafter_path": str(folder), "device": "cpu", "dtype": "float64",
         "depth": DEPTH, "block_size": MIN_BLOCK_SIZE, "max_running": 4, "kv_cache_memory_bytes": 1 << 25,

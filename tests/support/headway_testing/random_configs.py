@@ -27,7 +27,8 @@ SLIPPING = (
 
 
 def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, object]:
-    """A tiny model's. slips: one key in three configurations has a value that may be none of its own."""
+    """Returns a tiny model's config. slips: one key in three configurations has a value that may be none of
+    its own."""
     rng = random.Random(seed)
     num_layers, heads = rng.randint(1, 3), rng.choice([1, 2, 4, 6])
     config: dict[str, object] = {
@@ -91,7 +92,7 @@ def random_config(seed: int, architecture: str, *, slips: bool) -> dict[str, obj
 
 
 def _delta_net(rng: random.Random, num_layers: int) -> dict[str, object]:
-    """The keys of layers without attention, and mostly one with it."""
+    """Returns the keys of layers without attention, and mostly one with it."""
     heads = rng.choice([1, 2, 3])
     kinds = [rng.choice(("linear_attention", "full_attention")) for _ in range(num_layers)]
     if rng.random() < 0.9:
@@ -109,7 +110,8 @@ def _delta_net(rng: random.Random, num_layers: int) -> dict[str, object]:
 
 
 def _experts(rng: random.Random, num_layers: int) -> dict[str, object]:
-    """The keys of Qwen's experts. Transformers reads sparse_step and mlp_only_layers of two families."""
+    """Returns the keys of Qwen's experts. transformers reads sparse_step and mlp_only_layers for two
+    families."""
     size = rng.choice([4, 12, 16])
     optional: dict[str, object] = {
         "norm_topk_prob": rng.random() < 0.5,
@@ -126,7 +128,7 @@ def _experts(rng: random.Random, num_layers: int) -> dict[str, object]:
 
 
 def _gemma(rng: random.Random, config: dict[str, object], *, has_two_ropes: bool) -> dict[str, object]:
-    """The keys of Gemma 2 and 3, mostly with positions of each type of layer for the latter."""
+    """Returns the keys of Gemma 2 and 3, for the latter mostly with positions of each type of layer."""
     own: dict[str, object] = {
         "hidden_activation": rng.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu", "gelu"]),
         "query_pre_attn_scalar": rng.choice([64, 100, 256]),

@@ -137,8 +137,8 @@ def _prompt(chance: random.Random, vocab_size: int) -> str | list[int]:
 
 
 def _text(chance: random.Random, most: int = MOST_PROMPT_WORDS) -> str:
-    """Some of them begin alike, so that cached prefixes are found, and some repeat themselves, so that
-    n-grams are."""
+    """Returns a text. Some begin alike, so that cached prefixes are found, and some repeat themselves, so
+    that n-grams are."""
     common = " ".join(WORDS[:30]) + " " if most > 40 and chance.random() < 0.3 else ""
     words = [chance.choice(WORDS) for _ in range(chance.randint(1, most // 2))]
     return common + " ".join(words * chance.choice([1, 1, 3]))[: 4 * most]

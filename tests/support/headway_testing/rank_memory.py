@@ -1,4 +1,4 @@
-"""Ranks as processes that gather by memory which they share."""
+"""Ranks as processes that gather through shared memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def part(rank: int, number: int) -> torch.Tensor:
 
 
 def check_gathers(rank: int, memories: Sequence[torch.Tensor]) -> None:
-    """Gathers twice all that there is, each rank slow at another time, and reads the results at the end."""
+    """Gathers everything twice, while the ranks are slow at different times, and compares the results at the
+    end."""
     memory = RankMemory.of(tuple(memories), rank, PART_BYTES)
     found = []
     for number in range(2 * len(SHAPES)):

@@ -52,7 +52,7 @@ def shareable_folder(folder: Path, architecture: str, **changes: int) -> Path:
 
 
 class ThreadGroup:
-    """A rank among threads. num_gathers: counts its calls."""
+    """A rank that is a thread. num_gathers: counts its calls."""
 
     def __init__(self, rank: int, parts: list[torch.Tensor], barrier: Barrier) -> None:
         self.rank, self.size = rank, len(parts)
@@ -72,7 +72,7 @@ class ThreadGroup:
 
 
 def run_ranks(size: int, run: Callable[[Group], Result]) -> list[Result]:
-    """Returns what each rank returns."""
+    """Returns the result of each rank."""
     parts, barrier = [torch.empty(0)] * size, Barrier(size)
     with ThreadPoolExecutor(size) as threads:
         futures = [threads.submit(run, ThreadGroup(rank, parts, barrier)) for rank in range(size)]
@@ -115,8 +115,8 @@ def computed(folder: Path, group: Group) -> Computed:
 
 
 def assert_shared_alike(alone: Computed, ranks: list[Computed]) -> None:
-    """Every rank has the results of a model that is computed alone, and its share of what is kept, which
-    several ranks in turn have alike where there are fewer heads than ranks."""
+    """Asserts that every rank has the results of a model that is computed alone, and its share of what is
+    kept, which several ranks in turn have alike where there are fewer heads than ranks."""
     copies = max(1, len(ranks) // len(alone.kept))
     for rank in ranks:
         whole = rank._replace(kept=torch.cat([each.kept for each in ranks[::copies]]))

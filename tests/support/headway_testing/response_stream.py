@@ -13,7 +13,7 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream: each is of OpenAI's types, named and numbered."""
+    """Returns the events of a stream. Each is of OpenAI's types, named and numbered."""
     *written, rest = text.split("\n\n")
     assert rest == ""
     events = []
@@ -29,7 +29,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def told(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Items without their ids, which are checked for their form."""
+    """Returns items without their ids, whose form is checked."""
     found: list[tuple[str, ...]] = []
     prefixes = {"reasoning": "rs", "message": "msg"}
     for item in items:
@@ -45,7 +45,7 @@ def told(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that a client makes of the deltas; checks that what is told twice is the same."""
+    """Returns the items that a client makes of the deltas; checks that repeated values are the same."""
     items: list[dict[str, Any]] = []
     for event in events:
         match event["type"].removeprefix("response."):

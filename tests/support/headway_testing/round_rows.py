@@ -16,7 +16,8 @@ MAX_BLOCKS = 6
 def random_rows(
     num_rows: int, block_size: int, max_depth: int, seed: int, device: torch.device | str
 ) -> RowState:
-    """Lengths around every boundary of blocks; a third of the rows is padding full of rubbish."""
+    """Returns rows with lengths around every boundary of blocks; a third of the rows is padding full of
+    rubbish."""
     draw = random.Random(seed)
     columns: dict[str, list[object]] = {field.name: [] for field in fields(RowState)}
     for row in range(num_rows):
@@ -58,6 +59,6 @@ def copied(rows: RowState) -> RowState:
 
 
 def listed(rows: RowState) -> list[dict[str, object]]:
-    """One dictionary a row."""
+    """Returns one dictionary for each row."""
     columns = {field.name: getattr(rows, field.name).tolist() for field in fields(RowState)}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -104,6 +104,6 @@ class RunningSum:
 
 
 def with_running_sums(model: CausalLM, *, scale: float = 1 / 16) -> CausalLM:
-    """Puts one in the place of the first layer's attention."""
+    """Puts a RunningSum in the place of the first layer's attention."""
     model.layers[0].mixer = RunningSum(model.spec.hidden_size, model.dtype, scale=scale)
     return model

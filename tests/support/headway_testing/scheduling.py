@@ -61,7 +61,7 @@ class ScheduledDevice:
 
     @property
     def has_unread(self) -> bool:
-        """Whether a step was launched whose result was not read."""
+        """Tells whether a step was launched whose result was not read."""
         return bool(self._in_flight)
 
     def add(
@@ -77,7 +77,7 @@ class ScheduledDevice:
         guide: Guide | None = None,
         **sampling: object,
     ) -> Request:
-        """prompt: token ids, or how many of this request's own."""
+        """Adds a request. prompt: token ids, or how many of its own."""
         request_id = self._num_requests
         if isinstance(prompt, int):
             prompt = [(11 * request_id + i) % VOCAB_SIZE for i in range(prompt)]
@@ -129,7 +129,7 @@ class ScheduledDevice:
         return self._step_until(lambda plan: bool(plan.prefill))
 
     def _step_until(self, is_wanted: Callable[[Plan], bool]) -> tuple[Plan, list[TokenEvent]]:
-        """A step that is not wanted is followed by one that is: prompts and rounds take turns."""
+        """Takes steps until one is wanted: prompts and rounds take turns."""
         plan, events = self.step()
         if not is_wanted(plan):
             plan, events = self.step()
@@ -137,7 +137,7 @@ class ScheduledDevice:
         return plan, events
 
     def drain(self) -> list[Plan]:
-        """Steps until all is done, with one step always in flight."""
+        """Takes steps until all is done, with one step always in flight."""
         plans: list[Plan] = []
         while self.scheduler.has_work or self._in_flight:
             plan = self.launch()

@@ -28,7 +28,7 @@ MAX_DEPTH = 2
 
 
 class SchemaWriter:
-    """Mutable: its generator."""
+    """Writes random schemas. Mutable: its generator."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -68,7 +68,7 @@ class SchemaWriter:
         return self._chance.choice([None, True, False, [], [1, "a"], {"a": '"'}])
 
     def decimal(self) -> Decimal:
-        """A number around 0: whole, half, or of up to three decimals."""
+        """Returns a number around 0: whole, half, or of up to three decimals."""
         kind = self._chance.random()
         if kind < 0.4:
             return Decimal(self._chance.randint(-3, 3))
@@ -131,7 +131,7 @@ class SchemaWriter:
         return "".join(self._chance.choice(characters) for _ in range(self._chance.randrange(5)))
 
     def value(self, schema: Schema) -> Any:
-        """A value that may fit: of its kind, with decimals for numbers."""
+        """Returns a value that may fit: of its kind, with decimals for numbers."""
         if self._chance.random() < 0.04:
             return self._constant()
         if "allOf" in schema or "anyOf" in schema:
@@ -229,7 +229,7 @@ def _is_number(value: Any) -> bool:
 
 
 _SPACES = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-# What ECMAScript writes as Python does and means otherwise.
+# ECMAScript writes these as Python does and means something else.
 _PYTHONS = {"$": r"\Z", ".": r"[^\n\r\u2028\u2029]", r"\s": _SPACES, r"\S": f"[^{_SPACES}]"}
 
 

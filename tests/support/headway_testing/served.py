@@ -15,7 +15,7 @@ from headway.server.requests.services import Services
 
 @asynccontextmanager
 async def served(services: Services) -> AsyncIterator[str]:
-    """Its address, http://127.0.0.1:PORT."""
+    """Yields its address, http://127.0.0.1:PORT."""
     # With its protocol named asyncio turns Nagle's algorithm off, as for the sockets of `headway serve`.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))

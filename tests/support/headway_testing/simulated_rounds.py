@@ -40,8 +40,8 @@ ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 2
 def measured_at_start(
     card: Mapping[tuple[int, int], Sequence[float]], *, error: float = 0.0, seed: int = 0
 ) -> dict[tuple[int, int], float]:
-    """Seconds of rounds without context by (rows, depth): those of 128 tokens a row, each up to `error`
-    off."""
+    """Returns seconds of rounds without context by (rows, depth): those of 128 tokens a row, each up to
+    `error` off."""
     chance = random.Random(seed)
     return {
         (rows, depth): milliseconds / 1e3 * (1 + chance.uniform(-error, error))
@@ -58,14 +58,14 @@ def new_policy(
     seed: int = 0,
     catch_up_milliseconds: float = 0.0,
 ) -> DepthPolicy:
-    """A policy as a server has it after its start on that card."""
+    """Returns a policy as a server has it after its start on that card."""
     measured = measured_at_start(card, error=error, seed=seed)
     catch_ups = {ROW_COUNTS[0]: catch_up_milliseconds / 1e3}
     return DepthPolicy(CostTable(ROW_COUNTS, MAX_DEPTH, measured, catch_ups), MAX_DEPTH)
 
 
 def tokens_per_second(milliseconds: Sequence[float], rows: Sequence[Rates], depth: int) -> float:
-    """What a fixed depth gives."""
+    """Returns the rate of a fixed depth."""
     return sum(1 + sum(rates[:depth]) for rates in rows) / milliseconds[depth] * 1e3
 
 
@@ -74,12 +74,9 @@ def best_fixed(milliseconds: Sequence[float], rows: Sequence[Rates]) -> float:
 
 
 def best_ragged(milliseconds: Sequence[float], halves: tuple[Rates, Rates], num_rows: int) -> float:
-    """The most tokens a second if both halves of the rows had depths of their own and each row paid for its
-    own tokens alone.
-
-    An upper bound: a row pays its share of a round of its depth, or all rows pay for a round of the mean
-    depth, whichever is less.
-    """
+    """Returns the most tokens a second if both halves of the rows had depths of their own and each row paid
+    for its own tokens alone. It is an upper bound: a row pays its share of a round of its depth, or all rows
+    pay for a round of the mean depth, whichever is less."""
     found = []
     for depths in product(range(MAX_DEPTH + 1), repeat=2):
         tokens = (
@@ -126,7 +123,7 @@ class SimulatedRounds:
         self._unread: tuple[int, float] | None = None
 
     def run(self, seconds: float) -> float:
-        """Runs rounds for so long; returns the tokens a second."""
+        """Runs rounds for that many seconds; returns the tokens a second."""
         began, tokens = self.seconds, self.tokens
         while self.seconds < began + seconds:
             self.step()

@@ -1,8 +1,5 @@
-"""Requests that the real scheduler serves in simulated time: a 7B model on an H200.
-
-As the engine's loop does it, a step is planned shortly before the one in front is done, and read once the
-next one is launched.
-"""
+"""Requests that the real scheduler serves in simulated time: a 7B model on an H200. As in the engine's loop,
+a step is planned shortly before the preceding one is done, and read once the next one is launched."""
 
 from __future__ import annotations
 
@@ -27,16 +24,17 @@ from headway_testing.simulated_rounds import H200, HIGH, MAX_DEPTH, ROW_COUNTS, 
 # Milliseconds of a pass of prompts alone by its tokens, and what 128 prompt tokens add to a round's pass.
 ALONE = ((0, 6.0), (128, 8.3), (1024, 25.0), (8192, 200.0))
 MIXED_STEP, MIXED_MILLISECONDS = 128, 2.5
-# The API process takes so long for a request, and a client asks for the next one so long after the last.
+# Time that the API process takes for a request, and time between two requests of a client.
 REQUEST_SECONDS, CLIENT_SECONDS = 3e-4, 2e-3
-# A step is planned so long before the one in front is done.
+# Time between planning a step and the end of the preceding one.
 PLAN_SECONDS = 2e-3
 POLICY = PrefillPolicy(idle=8192, separate=1024, mixed=384, mixed_above_tokens=8)
 VOCAB_SIZE, MAX_MODEL_LEN, NUM_BLOCKS = 1 << 16, 1 << 15, 1 << 17
 
 
 def step_seconds(plan: Plan) -> float:
-    """Rounds are padded to the row counts that have graphs, prompt tokens in their passes to MIXED_STEP."""
+    """Returns the time of a step. Rounds are padded to the row counts that have graphs, prompt tokens in
+    their passes to MIXED_STEP."""
     num_rows, num_tokens = len(plan.decode_request_ids), sum(len(chunk.token_ids) for chunk in plan.prefill)
     if num_rows == 0:
         return _between(ALONE, num_tokens) / 1e3
@@ -115,14 +113,14 @@ class SimulatedServer:
         return num_tokens / max(stream.times[-1] for stream in self.streams)
 
     def closed_loop(self, num_streams: int, num_requests: int) -> None:
-        """Each request that ends is followed by the next one."""
+        """Sends a request for each one that ends."""
         for _ in range(num_streams):
             self.send(0.0)
         self._num_left = num_requests - num_streams
         self._run()
 
     def open_loop(self, rate: float, num_requests: int) -> None:
-        """Requests come as a Poisson process."""
+        """Sends requests as a Poisson process."""
         at = 0.0
         for _ in range(num_requests):
             at += self._random.expovariate(rate)

@@ -35,10 +35,10 @@ MAX_CHOICES = 2
 NUM_PROBES = 256
 ADMIN_KEY = "admin"
 # The index of cached prefixes takes some 350 bytes of the engine process for each block of the KV cache that
-# holds one. Of so few blocks each does after a stretch of 2,500 requests; of the 32,769 that a GPU has by
-# default, after eight.
+# holds one. With this few blocks, all hold one after a stretch of 2,500 requests; the 32,769 that a GPU has
+# by default do after eight stretches.
 SERVER_FLAGS = ("--log-level", "warning", "--kv-cache-memory", "256MiB", "--admin-key", ADMIN_KEY)
-# On a CPU the libraries of the linear layers keep what they compiled for each number of rows. Not here.
+# On a CPU, linear layers would keep what their libraries compile for each number of rows.
 SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "LRU_CACHE_CAPACITY": "1"}
 # With all that grown, nothing is left of a request: scheduler, prefix index and mailbox hold 97 bytes more
 # after 10,000 of them, the whole engine on a CPU none after 2,500. The allowance is for what allocators do in
@@ -49,8 +49,7 @@ GROWTH_BYTES_PER_REQUEST = 1024
 LEAST_GROWTH_BYTES = 4 << 20
 # Rounds of rare kinds are captured when they come a second time, and the allocator takes segments of 20 MiB.
 DEVICE_GROWTH_BYTES = 64 << 20
-# A simulated device met 2 to 11 in the last half. Where there are many, memory that they may take hides what
-# is forgotten.
+# A simulated device met 2 to 11 in the last half. The allowance for many of them would hide a leak.
 MAX_LATE_KINDS = 32
 # Where rounding makes a quarter of the texts others, the acceptance length of a probe differs by 0.2 % (one
 # standard deviation); where it does not, as on a CPU, by nothing.
@@ -112,7 +111,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found beside the most that it may be."""
+    """A finding and the most that it may be."""
 
     name: str
     found: float
@@ -146,7 +145,8 @@ def soak(
     num_processes: int,
     num_stretches: int = NUM_STRETCHES,
 ) -> Iterator[Stretch]:
-    """One stretch after the other, as they end. The server serves the embedded model, with SERVER_FLAGS."""
+    """Yields one stretch after the other, as they end. The server serves the embedded model, with
+    SERVER_FLAGS."""
     asks = list(random_asks(num_requests // num_stretches))
     probe = list(probe_of(asks))
     context = get_context("spawn")
@@ -156,7 +156,7 @@ def soak(
     ):
 
         def run(asks: Sequence[Ask], salt: str) -> Counter[str]:
-            """Until the server is idle."""
+            """Sends the requests and waits until the server is idle."""
             parts = [asks[i::num_processes] for i in range(num_processes)]
             streams = -(-concurrency // num_processes)
             args = ([server.url] * num_processes, parts, [streams] * num_processes, [salt] * num_processes)
@@ -176,10 +176,9 @@ def soak(
 
 
 def checks_of(stretches: Sequence[Stretch], graph_bytes: float = 0.0) -> list[Check]:
-    """What must hold after a soak; growth over the last half, drift from the first quarter to the last.
-
-    graph_bytes: of the engine process, for each kind of round that comes late, as `bring_up` gives them.
-    """
+    """Returns what must hold after a soak: growth over the last half, drift from the first quarter to the
+    last. graph_bytes: of the engine process, for each kind of round that comes late, as `bring_up` gives
+    them."""
     half, quarter = len(stretches) // 2, len(stretches) // 4
     per_stretch = sum(stretches[0].outcomes.values())
     num_left = sum(s.outcomes.get("left", 0) for s in stretches)
@@ -215,16 +214,17 @@ def acceptance_length(parts: Sequence[Rounds]) -> float:
 
 
 def probe_of(asks: Sequence[Ask]) -> Iterator[Ask]:
-    """The first that are never left. They stop at no string: how many tokens come behind it depends on how
-    soon the engine is told."""
+    """Returns the first requests that are never left. They have no stop strings: how many tokens follow one
+    depends on how soon the engine is told."""
     unleft = (ask for ask in asks if not ask.is_left)
     for ask in itertools.islice(unleft, NUM_PROBES):
         yield Ask({name: value for name, value in ask.body.items() if name != "stop"})
 
 
 def random_asks(number: int, seed: int = 0) -> Iterator[Ask]:
-    """Every field that changes how is sampled or answered, depths from 0 to all, a fifth left. The first
-    quarter do without what adjusts or scores logits: beside that no prompts share a round's forward pass."""
+    """Returns requests with every field that changes sampling or answers, depths from 0 to all, a fifth of
+    them left. The first quarter do without logits processors and log-probabilities: no prompts share a
+    round's forward pass with those."""
     chance = random.Random(seed)
     text = files("headway.engine.demo").joinpath("heldout_prompts.json").read_text()
     texts = [entry["text"] for entry in json.loads(text)]
@@ -264,7 +264,8 @@ def _random_body(chance: random.Random, text: str) -> dict[str, object]:
 
 
 def send_all(url: str, asks: Sequence[Ask], num_streams: int, salt: str) -> Counter[str]:
-    """In a process of its own. Half the prompts share blocks only with those of the same salt."""
+    """Sends requests from a process of its own. Half the prompts share blocks only with those of the same
+    salt."""
     return asyncio.run(_send_all(url, asks, num_streams, salt))
 
 
@@ -348,7 +349,7 @@ def _rounds(before: dict[str, float], after: dict[str, float]) -> Rounds:
 
 
 def _rounds_launched(before: dict[str, float], after: dict[str, float]) -> float:
-    """Rounds that were no graph's."""
+    """Returns the number of rounds that were no graph's."""
     rounds, replays = "headway_spec_decode_depth_count", "headway_graph_replays_total"
     return after[rounds] - before[rounds] - (after[replays] - before[replays])
 
@@ -358,14 +359,14 @@ def _engine_bytes(server: Server) -> int:
 
 
 def _process_bytes(pid: int, name: str) -> int:
-    """name: as proc(5) has it."""
+    """Returns a field of the process. name: as proc(5) has it."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])
 
 
 def _device_bytes() -> int:
-    """Of the whole first GPU: nobody else is to use it."""
+    """Returns the memory in use on the first GPU, which nothing else is to use."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(done.stdout) << 20

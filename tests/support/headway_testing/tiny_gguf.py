@@ -34,8 +34,8 @@ NAMES = {
 
 
 def tokenizer() -> dict[str, Any]:
-    """vocab and merges of a byte-level BPE whose merges join digits, too, which the pre-tokenizer must not
-    let it do."""
+    """Returns vocab and merges of a byte-level BPE whose merges join digits, too, which the pre-tokenizer
+    must prevent."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -119,8 +119,8 @@ def _add_weight(writer: GGUFWriter, name: str, weight: np.ndarray, config: Any) 
 
 
 def _paired(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Row i of the first half of a head, then row i of its second half, then row i + 1: one by one, as
-    llama.cpp has them."""
+    """Interleaves the halves of a head, as llama.cpp does: row i of the first half, row i of the second, then
+    row i + 1."""
     size = len(rows) // num_heads
     order = [
         head * size + half * size // 2 + i

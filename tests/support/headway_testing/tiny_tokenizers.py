@@ -20,7 +20,7 @@ TEXT = [
 
 
 def byte_level(vocab_size: int = 600) -> Tokenizer:
-    """As Qwen2's: 256 bytes, merges, one special token."""
+    """Makes one like Qwen2's: 256 bytes, merges, one special token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -35,7 +35,8 @@ def byte_level(vocab_size: int = 600) -> Tokenizer:
 
 
 def byte_fallback(vocab_size: int = 400) -> Tokenizer:
-    """As Llama 2's: pieces with `▁` for spaces; what is not ASCII has no piece and is spelled in bytes."""
+    """Makes one like Llama 2's: pieces with `▁` for spaces; what is not ASCII has no piece and is spelled in
+    bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -57,14 +58,14 @@ CHAT_TEMPLATE = """\
 
 
 def save_with_template(folder: Path, template: object = CHAT_TEMPLATE) -> Path:
-    """A folder whose tokenizer_config.json has a chat template."""
+    """Writes a folder whose tokenizer_config.json has a chat template."""
     config = {"eos_token": END_OF_TEXT, "bos_token": None, "chat_template": template}
     (save(folder, byte_level()) / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
 def save(folder: Path, tokenizer: Tokenizer, **generation: object) -> Path:
-    """A model folder's text half; `generation` goes to generation_config.json."""
+    """Writes a model folder's files for text; `generation` goes to generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END_OF_TEXT, "bos_token": None}))

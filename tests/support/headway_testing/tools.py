@@ -10,8 +10,8 @@ MISSING = "is missing: tests/install_tools.sh has its Debian package"
 
 
 def installed(name: str) -> str:
-    """Path of a program. Skips the test where the program is missing; the run's summary names what was
-    skipped."""
+    """Returns the path of a program. Skips the test where the program is missing; the run's summary names
+    what was skipped."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} {MISSING}")
@@ -19,7 +19,8 @@ def installed(name: str) -> str:
 
 
 def skipped_for_missing_tools(reports: list[pytest.TestReport]) -> list[str]:
-    """A line for each test that was skipped because a program is missing: its name and the program."""
+    """Returns a line for each test that was skipped because a program is missing: its name and the
+    program."""
     lines = []
     for report in reports:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""

@@ -1,4 +1,4 @@
-"""What transformers' layers compute of heads as `headway head train` writes them."""
+"""An oracle, made of transformers' layers, of heads as `headway head train` writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from headway_testing.oracle import randomise
 
-# Of the tiny models, the layer that a head is shaped like; rotary embeddings may have a name of its kind.
+# The layer of each tiny model that a head is shaped like; rotary embeddings may have a name of its kind.
 LAYERS = {"LlamaForCausalLM": 2, "Qwen3ForCausalLM": 2, "Qwen3_5ForCausalLM": 1, "Gemma3ForCausalLM": 2}
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 
 async def until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Raises AssertionError where it does not become true in time. The event loop runs meanwhile."""
+    """Waits while the event loop runs. Raises AssertionError where the condition does not become true in
+    time."""
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, f"not true after {seconds} s"
@@ -16,8 +17,8 @@ async def until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float, missed: str) -> None:
-    """The same for a test without an event loop. Raises AssertionError with `missed` where it does not become
-    true in time."""
+    """Does the same for a test without an event loop. Raises AssertionError with `missed` where the condition
+    does not become true in time."""
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, f"{missed} after {seconds} s"
