@@ -126,25 +126,28 @@ async def test_a_client_whose_forms_are_hostile_keeps_nobody_from_new_grammars(g
     each, again and again."""
     await grammars.warm_up()
     stop, chance = asyncio.Event(), random.Random(0)
+    num_attacks = 0
 
     async def attack() -> None:
+        nonlocal num_attacks
         while not stop.is_set():
             with suppress(RequestError):
                 await grammars.compile(regex(f"(a{{1000}}){{1000}}{chance.random()}"))
+            num_attacks += 1
 
     attackers = [asyncio.create_task(attack()) for _ in range(16)]
-    waits = []
+    attacks_before = []
     for number, client in enumerate(["other", "other", "", "", "third", ""]):
         await asyncio.sleep(0.3)
         CLIENT.set(client)
-        start = time.monotonic()
+        num_before = num_attacks
         assert fits(await grammars.compile(regex(f"a{{{number + 1}}}")), "a" * (number + 1))
-        waits.append(time.monotonic() - start)
+        attacks_before.append(num_attacks - num_before)
     stop.set()
     for attacker in attackers:
         attacker.cancel()
     await asyncio.gather(*attackers, return_exceptions=True)
-    assert max(waits) < 3.0  # those of the attackers take 16 s
+    assert max(attacks_before) <= 3
 
 
 async def test_a_sound_form_is_served_on_a_machine_that_is_busy() -> None:
@@ -167,23 +170,26 @@ async def output_of(*command: str) -> str:
 
 
 async def test_forms_of_clients_that_leave_hold_nobody_up(grammars: Grammars) -> None:
-    await grammars.warm_up()
+    start = time.monotonic()
+    with pytest.raises(RequestError):
+        await grammars.compile(HOSTILE["rules"])
+    seconds = time.monotonic() - start
     for number in range(16):
         leaving = asyncio.create_task(grammars.compile(regex(f"(a{{1000}}){{1000}}{number}")))
         await asyncio.sleep(0.02)
         leaving.cancel()
     start = time.monotonic()
     await grammars.compile(regex("b"))
-    assert time.monotonic() - start < 5.0  # they would take 16 s
+    assert time.monotonic() - start < 5 * seconds
 
 
 async def test_a_form_that_ended_the_process_is_not_checked_again(grammars: Grammars) -> None:
-    with pytest.raises(RequestError):
-        await grammars.compile(HOSTILE["rules"])
-    start = time.monotonic()
-    with pytest.raises(RequestError):
-        await grammars.compile(HOSTILE["rules"])
-    assert time.monotonic() - start < 0.5  # the first took a second of processor time
+    moments = []
+    for _ in range(2):
+        moments.append(time.monotonic())
+        with pytest.raises(RequestError):
+            await grammars.compile(HOSTILE["rules"])
+    assert time.monotonic() - moments[1] < (moments[1] - moments[0]) / 2
 
 
 async def test_a_process_that_is_killed_while_idle_is_replaced(grammars: Grammars) -> None:

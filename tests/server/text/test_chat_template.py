@@ -231,9 +231,8 @@ async def test_chats_that_the_template_is_slow_over_hold_no_other_up(renderer_of
     await asyncio.sleep(0.1)
     for client in ("other", ""):
         worker_pool.CLIENT.set(client)
-        start = time.monotonic()
         assert await renderer.render(HELLO) == "fine"
-        assert time.monotonic() - start < 4.0  # each of the eight takes 5 s
+        assert sum(task.done() for task in waiting) <= 2
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
