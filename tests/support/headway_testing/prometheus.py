@@ -121,7 +121,7 @@ def running_prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Prom
         return False
 
     try:
-        wait_until(is_ready, 30, "Prometheus did not become ready")
+        wait_until(is_ready, 120, "Prometheus did not become ready")
         running.wait_for_scrape()
         yield running
     finally:
