@@ -64,6 +64,15 @@ async def test_a_body_beyond_the_bound_is_refused_and_small_ones_pass(address: s
             assert await third.status() == 503
 
 
+async def test_a_length_may_have_any_number_of_leading_zeros(address: str) -> None:
+    content = b'{"prompt": "a", "max_tokens": 1}'
+    length = "0" * 5000 + str(len(content))
+    request = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode() + content
+    )
+    await asyncio.to_thread(_send, address, request, 200)
+
+
 async def test_bodies_whose_client_waits_give_way(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread_bodies, "STALLED_SECONDS", 0.2)
     async with Waiting(address, 2 * MIB) as first, Waiting(address, 2 * MIB), httpx.AsyncClient() as client:
