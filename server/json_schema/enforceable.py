@@ -217,7 +217,7 @@ class _Walk:
         elif keyword in ONE_SCHEMA:
             written[keyword] = self.schema(value, inner, depth + 1)
         elif keyword == "format":
-            if value not in PATTERN_FORMATS or "pattern" not in schema:
+            if "pattern" not in schema or not isinstance(value, str) or value not in PATTERN_FORMATS:
                 extra.append(self._format(value, schema, place))
         elif keyword in NUMBERS:
             number = self._value(keyword, value, place)
@@ -316,14 +316,15 @@ class _Walk:
             written[keyword] = members
 
     def _format(self, value: object, schema: Schema, place: str) -> Schema:
-        types = schema.get("type")
-        numbers = number_constraint_of(value, types if isinstance(types, list) else [types])
-        if numbers is not None:
-            return numbers
-        if value not in FORMATS:
+        if isinstance(value, str):
+            types = schema.get("type")
+            numbers = number_constraint_of(value, types if isinstance(types, list) else [types])
+            if numbers is not None:
+                return numbers
+        if not isinstance(value, str) or value not in FORMATS:
             why = f"is {_shown(value)}, it must be one of {', '.join(FORMATS)}, or left out; pattern does the rest"
             raise self._unserved("format", place, why)
-        return format_constraint(str(value))
+        return format_constraint(value)
 
     def _pattern(self, value: object, place: str) -> str:
         if not isinstance(value, str):

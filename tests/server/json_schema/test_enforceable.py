@@ -155,6 +155,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "names": ({"required": "a"}, "required at #"),
     "no-members": ({"allOf": []}, "allOf at #/allOf must be a list of one schema or more"),
     "format": ({"format": "iri"}, "format at # is 'iri', it must be one of date,"),
+    "format-object": ({"format": {}}, "format at # is {}, it must be one of date,"),
+    "format-list-beside-a-pattern": ({"format": ["date"], "pattern": "a"}, 'format at # is ["date"], it must be one of date,'),
     "pattern": ({"properties": {"a": {"pattern": "(?=a)"}}}, "the pattern at #/properties/a has look-around"),
     "name-pattern": ({"patternProperties": {"(?i)a": {}}}, "has flags"),
     "reference-outside": ({"$ref": "https://example.com/a"}, "$ref at # is 'https://example.com/a', it must be a path within this schema"),
