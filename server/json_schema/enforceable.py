@@ -134,14 +134,15 @@ class _Walk:
         assert isinstance(schema, dict), place
         if depth == 0:
             self._read_draft(schema)
-        if "propertyNames" in schema:
-            schema = without_property_names(schema)
+        seen = self._without_names(schema, place) if "propertyNames" in schema else schema
         written: Schema = {}
         extra: list[Schema] = []  # constraints that replace keywords, for allOf
         dropped: list[str] = []
         for keyword, value in schema.items():
+            if keyword not in seen:
+                continue
             try:
-                self._keyword(keyword, value, schema, place, depth, written, extra)
+                self._keyword(keyword, value, seen, place, depth, written, extra)
             except _Unserved as error:
                 self._drop(keyword, place, error)
                 dropped.append(keyword)
@@ -153,7 +154,38 @@ class _Walk:
             members = written.get("allOf", [])
             assert isinstance(members, list), members
             written["allOf"] = [*members, *extra]
+        for keyword in {"properties", "patternProperties"} & (set(seen) - set(schema)):
+            self._write_names(keyword, seen[keyword], written, place)
         return self._lift(written) if depth and depth % LIFTED_LEVELS == 0 else written
+
+    def _without_names(self, schema: Schema, place: str) -> Schema:
+        """Returns the schema without `propertyNames`, where other keywords can say the same."""
+        names = schema["propertyNames"]
+        inner = f"{place}/propertyNames"
+        try:
+            if isinstance(names, dict) and "pattern" in names:
+                self._pattern(names["pattern"], inner)
+            elif isinstance(names, dict) and "enum" in names:
+                listed = (
+                    names["enum"] if self._dropped is None else self._writable("enum", names["enum"], inner)
+                )
+                self._check_writable("enum", listed, inner)
+                schema = {**schema, "propertyNames": {**names, "enum": listed}}
+            elif isinstance(names, dict) and "const" in names:
+                self._check_writable("const", names["const"], inner)
+        except _Unserved as error:
+            self._drop("propertyNames", place, error)
+            return {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
+        return without_property_names(schema)
+
+    def _write_names(self, keyword: str, names: object, written: Schema, place: str) -> None:
+        """Gives the names that `propertyNames` allows the schema of `additionalProperties`, which was read at
+        its own place: references may lead there, and errors name it."""
+        assert isinstance(names, dict), names
+        entry = written.pop("additionalProperties", True)
+        is_pattern = keyword == "patternProperties"
+        written[keyword] = {self._pattern(name, place) if is_pattern else name: entry for name in names}
+        written["additionalProperties"] = False
 
     def _lift(self, written: Schema) -> Schema:
         """Moves the schema to a definition at the root, and returns a reference to it."""

@@ -26,6 +26,8 @@ SERVED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "pattern": ({"propertyNames": {"pattern": "^a"}, "additionalProperties": NUMBER}, ['{"a":1,"ab":2}'], ['{"b":1}', '{"a":""}']),
     "nested": ({"properties": {"r": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": NUMBER}}},
                ['{"r":{"x":1}}'], ['{"r":{"x":""}}']),
+    "reference-to-the-values": ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"anyOf": [NUMBER, {"type": "array", "items": {"$ref": "#/additionalProperties"}}]}},
+                                ['{"a":[[1],2]}'], ['{"a":[""]}', '{"c":1}']),
     "format-of-zod": ({"properties": {"s": {"type": "string", "format": "starts_with", "pattern": "^ab.*"}}}, ['{"s":"abc"}'], ['{"s":"b"}']),
 }  # fmt: skip
 
@@ -43,12 +45,31 @@ def test_names_are_of_the_form_that_they_must_have(
     [
         {"propertyNames": False}, {"propertyNames": {"maxLength": 3}}, {"propertyNames": {"type": "integer"}}, {"propertyNames": 5},
         {"propertyNames": {"enum": ["a", 1]}}, {"propertyNames": {"enum": "a"}}, {"propertyNames": {"enum": ["a"], "maxLength": 3}},
+        {"propertyNames": {"enum": [[]]}}, {"propertyNames": {"const": {}}},
         {"propertyNames": {"enum": ["a"]}, "properties": {"a": {}}}, {"propertyNames": {"pattern": "a"}, "patternProperties": {"b": {}}},
     ],
     ids=json.dumps,
 )  # fmt: skip
 def test_what_else_is_said_of_names_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="propertyNames at # "):
+        enforceable({"type": "object", **schema}, "guided_json")
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"propertyNames": {"pattern": []}}, "propertyNames"), ({"propertyNames": {"pattern": None}}, "propertyNames"),
+        ({"propertyNames": {"pattern": "(?=a)"}}, "propertyNames"),
+        ({"propertyNames": {"const": "\0"}}, "propertyNames"), ({"propertyNames": {"enum": ["a", "\0"]}}, "propertyNames.enum"),
+        ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"not": {}}}, "additionalProperties.not"),
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_what_is_left_out_is_told_by_the_names_of_the_request(schema: dict[str, Any], path: str) -> None:
+    dropped: list[str] = []
+    enforceable({"type": "object", **schema}, "guided_json", dropped)
+    assert dropped == [f"guided_json.{path}"]
+    with pytest.raises(RequestError, match=f"guided_json: .* at #/{path.split('.')[0]} "):
         enforceable({"type": "object", **schema}, "guided_json")
 
 
