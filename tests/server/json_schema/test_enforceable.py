@@ -155,6 +155,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "names": ({"required": "a"}, "required at #"),
     "no-members": ({"allOf": []}, "allOf at #/allOf must be a list of one schema or more"),
     "format": ({"format": "iri"}, "format at # is 'iri', it must be one of date,"),
+    "great-number": ({"minimum": 10**400}, f"minimum at # is 1{'0' * 63}..., it must be a number"),
     "format-object": ({"format": {}}, "format at # is {}, it must be one of date,"),
     "format-list-beside-a-pattern": ({"format": ["date"], "pattern": "a"}, 'format at # is ["date"], it must be one of date,'),
     "pattern": ({"properties": {"a": {"pattern": "(?=a)"}}}, "the pattern at #/properties/a has look-around"),
