@@ -224,7 +224,8 @@ def _checked_lark(grammar: str, param: str) -> str:
 def _inline_schema(grammar: str, at: int, param: str) -> tuple[str, int]:
     """Returns the JSON schema at this index as it is enforced, and its end."""
     try:
-        schema, end = json.JSONDecoder().raw_decode(grammar, at)
+        end = json.JSONDecoder(parse_int=str).raw_decode(grammar, at)[1]
+        schema = msgspec.json.decode(grammar[at:end])  # refuses numbers and texts that json reads
     except (ValueError, RecursionError) as error:
         message = f"{param} has a %json that is no JSON: {error}"
         raise RequestError(message, param=param, code="invalid_grammar") from None
