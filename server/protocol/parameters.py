@@ -160,10 +160,13 @@ def _check_token_rules(fields: GenerationFields) -> None:
     bias = fields.logit_bias or {}
     check_count("logit_bias", list(bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
     for token_id, value in bias.items():
-        require(
-            token_id.isdecimal() and len(token_id) < 10, "logit_bias", repr(token_id), "keyed by token ids"
-        )
+        is_id = token_id.isascii() and token_id.isdecimal() and len(token_id) < 10
+        require(is_id, "logit_bias", repr(token_id[:64]), "keyed by token ids")
         check_range("logit_bias", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    num_ids = len({int(token_id) for token_id in bias})
+    require(
+        num_ids == len(bias), "logit_bias", f"{len(bias)} entries for {num_ids} token ids", "one for each"
+    )
     check_strings("bad_words", fields.bad_words or (), MAX_BAD_WORDS // 2, MAX_BAD_WORD_CHARACTERS)
     require(
         fields.allowed_token_ids != [], "allowed_token_ids", "empty", "a list of 1 id or more, or left out"

@@ -211,6 +211,7 @@ WRONG = [
     ("prompt", [[1], [10**30]]), ("best_of", 0), ("best_of", 129), ("suffix", "x"), ("logprobs", -1), ("logprobs", 21), ("logprobs", True),
     ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("repetition_penalty", 101),
     ("logit_bias", {"1": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"600": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", [1]),
+    ("logit_bias", {"\u0665": 1}), ("logit_bias", {"5": 100, "05": -100}),
     ("logit_bias", {str(i): 1 for i in range(1025)}), ("min_tokens", -1), ("min_tokens", 17), ("allowed_token_ids", []),
     ("allowed_token_ids", [600]), ("bad_words", [""]), ("bad_words", ["x" * 257]), ("bad_words", ["xqzj" * 20]), ("bad_words", ["a"] * 129),
     ("stream_options", {"include_usage": True}), ("prompts", 1), ("echo", 1), ("speculation", 3),
