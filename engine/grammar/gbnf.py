@@ -27,6 +27,9 @@ def lark_of_gbnf(grammar: str) -> str:
         return str(gbnf_to_lark(_PARTS.sub(_plain, grammar)))
     except RequestError:
         raise
+    except ValueError:  # of int()
+        message = "the grammar cannot be enforced: a repetition has a number that cannot be read; write fewer digits, of 0 to 9"
+        raise RequestError(message) from None
     except Exception as error:  # noqa: BLE001  # the library raises this very class
         raise RequestError(f"the grammar cannot be enforced: {error}") from None
 

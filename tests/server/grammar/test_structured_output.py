@@ -236,6 +236,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "format": ({"format": "yaml"}, "format", "'json' or a schema"),
     "gbnf-rule": ({"grammar": "root ::= nowhere"}, "grammar", "Rule 'nowhere' not found"),
     "gbnf-cut": ({"ebnf": 'root ::= "a'}, "ebnf", "Unexpected end of input"),
+    "gbnf-long-number": ({"ebnf": 'root ::= "a"{1' + "0" * 5000 + "}"}, "ebnf", "a number that cannot be read"),
     "gbnf-operator": ({"ebnf": "root ::= [a-z&&[b]]"}, "ebnf", "has one of &&, --, ~~"),
     "keyword": (strict({"properties": {"a/b": {"type": "array", "uniqueItems": True}}}), SCHEMA, "uniqueItems at #/properties/a~1b cannot be enforced"),
     "misspelt": (strict({"maxLenght": 3}), SCHEMA, "'maxLenght' at # is no keyword that is known; did you mean maxLength?"),
