@@ -149,7 +149,7 @@ class EngineClient:
             self._send(SetDepth(depth))
 
     def drain(self, seconds: float) -> None:
-        """Accepts no more requests. Those in flight have this time to finish, even if they were paused."""
+        """Gives requests this time to finish, those that are paused or not yet submitted, too."""
         self.resume()
         if self._state != "stopped":
             self._state = "draining"
@@ -210,7 +210,11 @@ class EngineClient:
         """Sends the requests of one group, or lets them wait for the next life of an engine that has just
         ended. Raises EngineDeadError if no engine is expected, QueueFullError if too many requests wait."""
         is_awaited = self._state == "restarting" and self._expectation is not None
-        if not is_awaited and self._state not in ("serving", "paused"):
+        # A draining server gets no new requests, but may still have been preparing some.
+        is_there = self._state in ("serving", "paused") or (
+            self._state == "draining" and self._takes_requests
+        )
+        if not is_there and not is_awaited:
             raise EngineDeadError(self._why_not())
         limit = self._config.max_waiting
         if self._flights.num_waiting >= limit:
@@ -412,6 +416,6 @@ _WHY_NOT: dict[State, str] = {
     "serving": "the engine has just ended; it is being restarted",
     "paused": "the engine has just ended; it is being restarted",
     "restarting": "the engine ended and is being restarted; try again in a few seconds",
-    "draining": "the server is shutting down and takes no more requests",
+    "draining": "the server is shutting down",
     "stopped": "the server has stopped",
 }

@@ -334,7 +334,7 @@ async def test_a_full_queue_is_429_with_retry_after(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["at-once", "stream"])
-@pytest.mark.parametrize("state", ["loading", "restarting", "draining"])
+@pytest.mark.parametrize("state", ["loading", "restarting", "stopped"])
 async def test_an_engine_that_does_not_serve_is_503(
     client: httpx.AsyncClient, engine: FakeEngine, state: Any, stream: bool
 ) -> None:

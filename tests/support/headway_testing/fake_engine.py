@@ -80,7 +80,7 @@ class FakeEngine:
         return next(self._ids)
 
     def submit(self, requests: Sequence[Submit], receiver: Receiver) -> None:
-        if self.state not in ("serving", "paused"):
+        if self.state not in ("serving", "paused", "draining"):
             raise EngineDeadError(f"the engine is {self.state}")
         frame = msgspec.msgpack.encode(list(requests))  # what cannot cross to a real engine fails here too
         for request in msgspec.msgpack.decode(frame, type=list[Submit]):
