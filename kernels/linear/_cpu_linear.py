@@ -1,7 +1,7 @@
 """Batch-invariant products on a CPU: no row depends on another, not even in its last bit.
 
 A GEMM over few rows may round differently from one over many. Float32 products are oneDNN's, whose sums have
-one order for any number of rows and outputs, which is tried on this machine first. All other products are
+one order for any number of outputs and, as is tried on this machine first, of rows. All other products are
 those of `padded_linear`.
 """
 
@@ -33,8 +33,8 @@ def plain_cpu_linear(
     x: torch.Tensor,  # [rows, in] float
     weight: torch.Tensor,  # [out, in] float, as a checkpoint has it
 ) -> torch.Tensor:
-    """Returns x @ weight.T, [rows, out]. A row's result depends neither on other rows nor, in float32, on
-    other outputs."""
+    """Returns x @ weight.T, [rows, out]. A row's result does not depend on other rows, nor, if oneDNN
+    multiplies, on other outputs."""
     if can_be_packed(weight):
         least_rows = _least_plain_rows(*weight.shape, num_threads=torch.get_num_threads())
         if least_rows is not None:
