@@ -88,9 +88,9 @@ def _renamed(
     original: HFTokenizer, pattern: re.Pattern[str] | None, *, begins_text: bool
 ) -> RenamedTokenizer:
     added = sorted(original.get_added_tokens_decoder().items())
-    secret = _secret({token.content for _, token in added})
+    contents = {token.content for _, token in added}
     structural = {i: t.content for i, t in added if pattern is not None and pattern.fullmatch(t.content)}
-    names = {content: f"{secret}{i}~" for i, content in structural.items()}
+    names = {content: _secret(contents) for content in structural.values()}
     copy = HFTokenizer(original.model)
     model_of = original if begins_text else _without_first_space(original)
     if model_of.normalizer is not None:
@@ -100,7 +100,8 @@ def _renamed(
     # New tokens get ids from the vocabulary's size on. If the vocabulary has gaps, some of these are in use,
     # so that the gaps are filled first.
     used = original.get_vocab(with_added_tokens=False).values()
-    copy.add_tokens([f"{secret}{i}" for i in range(max(used, default=-1) + 1 - len(used))])
+    gap = _secret(contents)
+    copy.add_tokens([f"{gap}{i}" for i in range(max(used, default=-1) + 1 - len(used))])
     tokens = [
         AddedToken(
             names.get(token.content, token.content),

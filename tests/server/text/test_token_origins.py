@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Coroutine
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import httpx
@@ -24,6 +26,7 @@ from headway.server.requests.services import Services
 from headway.server.text import speller
 from headway.server.text.chat_template import ChatRenderer, ChatTemplate
 from headway.server.text.control_text import ChatPrompt
+from headway.server.text.speller import Speller
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
@@ -157,11 +160,21 @@ def test_a_secret_with_an_added_token_in_it_is_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens such as 2026 are found before the names of those that are looked for in normalised text."""
-    drawn = iter([2026 * 10**9, 7, 7])
+    drawn = chain(repeat(2026 * 10**9, 20), count(7))
     monkeypatch.setattr(speller.secrets, "randbelow", lambda _: next(drawn))
     tokenizer = load_tokenizer(tiny_tokenizers.save(tmp_path, make_byte_level()))
     ids = tokenizer.encode_chat(ChatPrompt("<think>a~0~", "~", ("<|im_start|>",)))
     assert ids[0] == tokenizer.token_id("<think>")
+
+
+def test_a_token_is_found_whose_id_has_an_added_token_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = count()
+    monkeypatch.setattr(speller.secrets, "randbelow", lambda _: next(drawn))
+    tokenizer, names = HFTokenizer(models.BPE({}, [])), [f"<{letter}>" for letter in "abcdefghij"]
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken("3", normalized=False), *(AddedToken(name) for name in names)])
+    found = Speller(tokenizer, re.compile("<.>")).encode([(name, False) for name in names])
+    assert found == [tokenizer.token_to_id(name) for name in names]
 
 
 def structural_ids(ids: list[int], tokenizer: Tokenizer) -> list[int]:
