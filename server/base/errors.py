@@ -56,6 +56,8 @@ CODES = (
     "unsupported_parameter",
 )  # fmt: skip
 
+_MAX_MESSAGE = 2000  # characters: a message may repeat what the client sent
+
 logger = logging.getLogger("headway.server")
 
 
@@ -71,11 +73,17 @@ class ApiError(HeadwayError):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.status = status
         self.param = param
         self.code = code
         self.headers = headers
+
+
+def _shortened(message: str) -> str:
+    """Returns the message without its middle if it is too long; the remedy is at the end."""
+    half = _MAX_MESSAGE // 2
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 class ClientGoneError(ApiError):

@@ -47,6 +47,8 @@ def decode(
     ignored: receives the paths of fields without effect, the first of each name in a kind of object.
     refuses_unknown: unknown fields are refused, too.
     """
+    if not body.strip():
+        raise ApiError("the body is empty; send a JSON object", code="invalid_json")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:

@@ -275,6 +275,19 @@ async def test_the_wrong_model_is_404(client: httpx.AsyncClient) -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
+async def test_a_message_repeats_little_of_a_long_value_and_keeps_its_end(client: httpx.AsyncClient) -> None:
+    message = (await refusal(client, 404, model="x" * 50_000))["message"]
+    assert len(message) < 2100
+    assert message.startswith("The model 'xxx")
+    assert message.endswith("this server serves 'tiny'")
+
+
+async def test_an_empty_body_is_named_so(client: httpx.AsyncClient) -> None:
+    response = await client.post(URL, content=b" ")
+    assert (response.status_code, envelope(response)["code"]) == (400, "invalid_json")
+    assert envelope(response)["message"] == "the body is empty; send a JSON object"
+
+
 async def test_a_prompt_over_the_context_is_context_length_exceeded(client: httpx.AsyncClient) -> None:
     error = await refusal(client, prompt=[1] * INFO.max_model_len)
     assert error["code"] == "context_length_exceeded"
