@@ -3,7 +3,7 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -107,13 +107,19 @@ async def page(tab: Page) -> AsyncIterator[Page]:
 
 
 @pytest.fixture
-def said(page: Page) -> Iterator[list[str]]:
-    """What the console says and of which address, but for answers that are refusals."""
+def expected() -> tuple[str, ...]:
+    """Parts of what the console may say: a file that expects no refusals has none."""
+    return EXPECTED
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def said(page: Page, address: str, expected: tuple[str, ...]) -> AsyncIterator[list[str]]:
+    """Collects what the console says and of which address. At the end, with the page left while its server
+    still answers, nothing else may have been said than what is expected."""
     said: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:
-        if not any(part in message.text for part in EXPECTED):
-            said.append(f"{message.text} {message.location['url']}")
+        said.append(f"{message.text} {message.location['url']}")
 
     def fail(error: Error) -> None:
         said.append(str(error))
@@ -121,18 +127,17 @@ def said(page: Page) -> Iterator[list[str]]:
     page.on("console", hear)
     page.on("pageerror", fail)
     yield said
+    await page.unroute_all()
+    await page.goto("about:blank")
     page.remove_listener("console", hear)
     page.remove_listener("pageerror", fail)
+    assert [line for line in said if not any(part in line for part in expected)] == []
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def chat(page: Page, address: str, said: list[str]) -> AsyncIterator[ChatPage]:
-    """The page, opened by the server's bare address. At the end nothing else may have been said on the
-    console."""
+    """Yields the page, opened by the server's bare address."""
     chat = ChatPage(page)
     await chat.open(address)
     yield chat
     chat.close()
-    await page.unroute_all()
-    await page.goto("about:blank")
-    assert said == []
