@@ -17,19 +17,6 @@ from headway_testing.engine_peer import is_running
 
 pytestmark = pytest.mark.slow
 
-BODIES = [
-    {
-        "prompt": f"def read_{seed}(path):\n",
-        "max_tokens": 24,
-        "temperature": seed % 3 / 2,
-        "seed": seed,
-        "logprobs": 2,
-        "ignore_eos": True,
-    }
-    for seed in range(12)
-]
-
-
 TIMEOUT_SECONDS, NOTICE_SECONDS, BACK_SECONDS, END_SECONDS = 3.0, 2.0, 30.0, 60.0
 # A prompt whose logits take more memory than any step before.
 LARGE = {"prompt": [300] * 200, "max_tokens": 1, "echo": True, "logprobs": 5, "ignore_eos": True}
@@ -49,6 +36,7 @@ def take_memory(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (taken, taken))
 
 
+Body = Mapping[str, object]
 FAULTS = {"killed": kill, "stopped": stop, "out-of-memory": take_memory}
 
 
@@ -70,16 +58,26 @@ def shared(folder: Path, device: str) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def wanted(device: str) -> list[object]:
+def bodies(device: str) -> list[Body]:
+    """Requests that run for long enough to be hit by a fault."""
+    same = {"max_tokens": 600 if device == "cuda" else 24, "logprobs": 2, "ignore_eos": True}
+    return [
+        same | {"prompt": f"def read_{seed}(path):\n", "temperature": seed % 3 / 2, "seed": seed}
+        for seed in range(12)
+    ]
+
+
+@pytest.fixture(scope="module")
+def wanted(device: str, bodies: list[Body]) -> list[object]:
     """What one process answers."""
     servers = running_server("--device", device)
-    found = choices(next(servers))
+    found = choices(next(servers), bodies)
     assert list(servers) == []
     return found
 
 
-def choices(server: Server, bodies: Sequence[Mapping[str, object]] = BODIES) -> list[object]:
-    def ask(body: Mapping[str, object]) -> object:
+def choices(server: Server, bodies: Sequence[Body]) -> list[object]:
+    def ask(body: Body) -> object:
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"]
@@ -103,12 +101,14 @@ def wait_until(is_so: Callable[[], bool], seconds: float, since: float) -> None:
         time.sleep(0.02)
 
 
-def survive(server: Server, folder: Path, fault: str, rank: int, wanted: list[object]) -> None:
+def survive(
+    server: Server, folder: Path, fault: str, rank: int, bodies: list[Body], wanted: list[object]
+) -> None:
     """A rank fails while requests run: they get their answers, and nothing of the engine is left."""
     lost, held = pids_of_ranks(server), held_by(server, folder)
     assert len(lost) == 2
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(choices, server)]
+        answers = [pool.submit(choices, server, bodies)]
         while server.metric("headway_num_requests_running") == 0:
             assert not answers[0].done(), "the requests were over too early"
         FAULTS[fault](lost[rank])
@@ -144,18 +144,18 @@ ON_TWO_GPUS = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_TWO_GPUS], indirect=True)
-def test_two_ranks_answer_as_one_does(shared: Server, wanted: list[object]) -> None:
+def test_two_ranks_answer_as_one_does(shared: Server, bodies: list[Body], wanted: list[object]) -> None:
     assert get_plain(f"{shared.url}/ready").json()["engine"]["num_ranks"] == 2
-    assert choices(shared) == wanted
+    assert choices(shared, bodies) == wanted
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_requests_outlive_a_rank(
-    fault: str, rank: int, shared: Server, folder: Path, wanted: list[object]
+    fault: str, rank: int, shared: Server, folder: Path, bodies: list[Body], wanted: list[object]
 ) -> None:
-    survive(shared, folder, fault, rank, wanted)
+    survive(shared, folder, fault, rank, bodies, wanted)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -163,16 +163,18 @@ def test_requests_outlive_a_rank(
 @pytest.mark.parametrize("device", [ON_TWO_GPUS], indirect=True)
 @pytest.mark.timeout(300)
 def test_requests_outlive_a_rank_on_two_gpus(
-    fault: str, rank: int, shared: Server, folder: Path, wanted: list[object]
+    fault: str, rank: int, shared: Server, folder: Path, bodies: list[Body], wanted: list[object]
 ) -> None:
     for _ in range(3):
-        survive(shared, folder, fault, rank, wanted)
+        survive(shared, folder, fault, rank, bodies, wanted)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_requests_outlive_ranks_again_and_again(shared: Server, folder: Path, wanted: list[object]) -> None:
+def test_requests_outlive_ranks_again_and_again(
+    shared: Server, folder: Path, bodies: list[Body], wanted: list[object]
+) -> None:
     for _ in range(20):
         for fault in FAULTS:
             for rank in (0, 1):
-                survive(shared, folder, fault, rank, wanted)
+                survive(shared, folder, fault, rank, bodies, wanted)

@@ -1,0 +1,62 @@
+"""A fleet of two servers with a GPU each."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Semaphore
+
+import pytest
+from headway_testing.daemon import headway_command, running_server
+from headway_testing.fleets import (
+    completion,
+    end,
+    load_of,
+    started,
+    wait_until_begun,
+)
+from headway_testing.ports import free_port
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.fleet,
+    pytest.mark.timeout(500),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
+    ),
+]
+NUM_STREAMS = 32
+LONG = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+def gpus_of(server: int) -> str:
+    variables = Path(f"/proc/{server}/environ").read_bytes().decode().split("\0")
+    return next(line for line in variables if line.startswith("CUDA_VISIBLE_DEVICES="))
+
+
+def test_streams_outlive_one_of_two_gpus_servers(tmp_path: Path) -> None:
+    """Each server has a GPU and a share of the streams. When one is killed, all streams go on."""
+    servers = running_server("--depth", "3")
+    single = next(servers)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        wanted = list(pool.map(lambda i: completion(single.url, i, **LONG), range(NUM_STREAMS)))
+        assert list(servers) == []
+        port = free_port()
+        command = headway_command("fleet", "--replicas", "2", "--depth", "3", "--port", str(port))
+        fleet = started(command, port, tmp_path)
+        try:
+            found = fleet.servers()
+            assert len({gpus_of(server) for server in found}) == 2
+            begun = Semaphore(0)
+            asked = [pool.submit(completion, fleet.url, i, begun=begun, **LONG) for i in range(NUM_STREAMS)]
+            wait_until_begun(begun, NUM_STREAMS)
+            assert min(load_of(server)["num_requests"] for server in found) > NUM_STREAMS / 8
+            assert not any(future.done() for future in asked)
+            os.kill(found[0], signal.SIGKILL)
+            assert [future.result() for future in asked] == wanted
+            fleet.wait_for_replicas(2, without=found[0])
+        finally:
+            assert end(fleet) == 0
