@@ -30,7 +30,7 @@ from headway.engine import (
     TokenTable,
 )
 from headway.server.engine.child import ENGINE_COMMAND, EngineChild
-from headway.server.engine.process_signs import TICKS_PER_SECOND, is_stopped, processor_ticks
+from headway.server.engine.process_signs import TICKS_PER_SECOND, has_stopped, processor_ticks
 
 LAST_WORDS_SECONDS = 0.25  # how long a Failure may trail the exit of the process that sent it
 # Other tasks of the event loop run after this many frames: an engine may send them faster than they are
@@ -49,10 +49,10 @@ class Patience:
     """How many seconds the engine may give no sign of life before it counts as stuck, and how many it has to
     leave.
 
-    serve_seconds: while it serves, without a frame from it and without processor time used by its session. A
-    process that is stopped (SIGSTOP) has this time in any phase. step_seconds: without a frame though it
-    computes, which is the longest that one step may take. load_seconds: the same before it serves, since
-    importing libraries from a cold disk is silent for a while.
+    serve_seconds: while it serves, without a frame from it and without processor time used by its session. An
+    engine of which a process is stopped (SIGSTOP) has this time in any phase. step_seconds: without a frame
+    though it computes, which is the longest that one step may take. load_seconds: the same before it serves,
+    since importing libraries from a cold disk is silent for a while.
     """
 
     load_seconds: float = 300.0
@@ -178,7 +178,9 @@ class EngineProcess:
             self._ticks, self._ticks_seconds = ticks, now
         most_idle = 1 + IDLE_SHARE * TICKS_PER_SECOND * (now - self._ticks_seconds)
         is_busy = ticks is None or self._ticks is None or abs(ticks - self._ticks) > most_idle
-        if is_busy and not self._is_halted():  # otherwise another process of the session is busy
+        if (
+            is_busy and not self._is_halted()
+        ):  # a process of the session may compute while it waits for a stopped one
             self._sign_seconds = now
 
     def _why_stuck(self) -> str | None:
@@ -187,10 +189,14 @@ class EngineProcess:
         num_silent, num_unheard = now - self._sign_seconds, now - self._heard_seconds
         is_serving = self.heartbeat.phase == "serve"
         if num_silent > patience.serve_seconds and (is_serving or self._is_halted()):
-            state = "is stopped (SIGSTOP?)" if self._is_halted() else "used next to no processor time"
+            state = (
+                "a process of it is stopped (SIGSTOP?)"
+                if self._is_halted()
+                else "its process used next to no processor time"
+            )
             return (
-                f"the engine gave no sign of life for {patience.serve_seconds:g} s (--engine-timeout) and its process "
-                f"{state}; it is being replaced"
+                f"the engine gave no sign of life for {patience.serve_seconds:g} s (--engine-timeout) and {state}; "
+                "it is being replaced"
             )
         longest = max(patience.step_seconds, patience.serve_seconds) if is_serving else patience.load_seconds
         if num_unheard > longest:
@@ -201,7 +207,8 @@ class EngineProcess:
         return None
 
     def _is_halted(self) -> bool:
-        return self._process is not None and is_stopped(self._process.pid)
+        """Returns whether the process is stopped, or another one of its session, such as a rank."""
+        return self._process is not None and has_stopped(self._process.pid)
 
     async def _show_stacks(self, exit_code: asyncio.Future[int]) -> None:
         """Makes the process write its stacks to stderr, which a stopped one cannot do."""

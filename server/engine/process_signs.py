@@ -1,5 +1,5 @@
-"""Asks the operating system about an unresponsive process: whether it is stopped, and whether it uses the
-CPU.
+"""Asks the operating system about an unresponsive engine: whether a process of its session is stopped, and
+whether they use the CPU.
 
 The answers come from /proc; where that does not exist, every answer is "unknown".
 """
@@ -15,10 +15,9 @@ STATE, SESSION = 0, 3  # indices of the fields after the name in /proc/PID/stat:
 TIMES = slice(11, 15)  # user and system time, its own and that of its children that have ended
 
 
-def is_stopped(pid: int) -> bool:
-    """Returns whether the process is stopped by a signal or by a tracer; False if unknown."""
-    fields = _stat(Path(f"/proc/{pid}/stat"))
-    return bool(fields) and fields[STATE] in ("T", "t")
+def has_stopped(session: int) -> bool:
+    """Returns whether a process of the session is stopped by a signal or by a tracer; False if unknown."""
+    return any(fields[STATE] in ("T", "t") for fields in _stats(session))
 
 
 def processor_ticks(session: int) -> int | None:
@@ -27,21 +26,17 @@ def processor_ticks(session: int) -> int | None:
 
     The share of a process that ends is lost, so that only changes are meaningful.
     """
-    ticks = [sum(map(int, fields[TIMES])) for fields in _stats() if fields[SESSION] == str(session)]
+    ticks = [sum(map(int, fields[TIMES])) for fields in _stats(session)]
     return sum(ticks) if ticks else None
 
 
-def _stats() -> Iterator[list[str]]:
+def _stats(session: int) -> Iterator[list[str]]:
+    """Yields for each process of the session the fields after its name, which may itself contain spaces and
+    brackets."""
     for path in Path("/proc").glob("[0-9]*/stat"):
-        fields = _stat(path)
-        if fields:
+        try:
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # the process is gone
+            continue
+        if fields and fields[SESSION] == str(session):
             yield fields
-
-
-def _stat(path: Path) -> list[str]:
-    """Returns the fields after the name, which may itself contain spaces and brackets; an empty list if
-    the process is gone."""
-    try:
-        return path.read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []

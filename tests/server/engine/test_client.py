@@ -503,6 +503,18 @@ async def test_a_stopped_engine_is_replaced_whatever_its_children_compute() -> N
             await within(fake_process.LONG_COMPILER_SECONDS - 1, collect(stream))
 
 
+async def test_an_engine_with_a_stopped_rank_is_replaced_though_it_computes() -> None:
+    """On a GPU a rank computes while it waits for another one."""
+    async with started(patience=Patience(60, 0.5, 0.3)) as client:
+        await client.wait_until_ready()
+        stream = submit(client, [request(client, fake_process.RANKED_MAX_TOKENS)])
+        children = Path(f"/proc/{pid_of(client)}/task/{pid_of(client)}/children")
+        await until(lambda: children.read_text() != "")
+        os.kill(int(children.read_text()), signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match="is stopped"):
+            await in_time(collect(stream))
+
+
 async def test_a_step_that_never_ends_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     async with started(patience=Patience(60, 0.3, 0.3, step_seconds=1.0)) as client:
         await client.wait_until_ready()

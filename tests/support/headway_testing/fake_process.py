@@ -46,6 +46,7 @@ COMPILING_MAX_TOKENS = 672
 WAITING_MAX_TOKENS = 673
 LONG_COMPILING_MAX_TOKENS = 674
 ENDLESS_MAX_TOKENS = 675
+RANKED_MAX_TOKENS = 676
 LONG_STEP_SECONDS = 2.0
 LONG_COMPILER_SECONDS = 10.0
 COMPILER = "import sys, time; end = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
@@ -114,6 +115,9 @@ class FakeLoop:
             compute(LONG_STEP_SECONDS)
         if message.max_tokens == ENDLESS_MAX_TOKENS:
             compute(math.inf)
+        if message.max_tokens == RANKED_MAX_TOKENS:
+            with subprocess.Popen(["sleep", "3600"]):
+                compute(math.inf)
         if message.max_tokens == WAITING_MAX_TOKENS:
             wait()
         if message.max_tokens == COMPILING_MAX_TOKENS:
