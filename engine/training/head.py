@@ -134,7 +134,8 @@ def _mask(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
                            1 . . | . 1 .    the slot's own. At step 2 a third block has a slot's own, and the
                            1 1 . | . . 1    second that of the slot before it.
     """
-    ahead = torch.arange(count)[:, None] - torch.arange(count)
+    slots = torch.arange(count, device=like.device)
+    ahead = slots[:, None] - slots
     seen = [ahead >= step, *(ahead == step - own for own in range(1, step + 1))]
-    mask = torch.zeros(count, count * (step + 1)).masked_fill(~torch.cat(seen, 1), -torch.inf)
-    return mask.to(like.device, like.dtype)[None, None]
+    mask = like.new_zeros(count, count * (step + 1)).masked_fill_(~torch.cat(seen, 1), -torch.inf)
+    return mask[None, None]
