@@ -55,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
         prog="headway bench quality",
         description="Compares the predictions of two models, such as a quantized one with the one that it was made of, over the "
         "embedded held-out texts: perplexity of both, and how often both hold the same token the most probable.",
+        allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("first", metavar="A", help="a folder in Hugging Face layout, with a tokenizer.json")
     parser.add_argument("second", metavar="B", help="another, of the same vocabulary; A's tokenizer is used")

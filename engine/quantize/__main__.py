@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> int:
         prog="headway quantize",
         description="Writes a model folder anew with narrower weights, in the format of compressed-tensors, which other engines "
         "read, too. Embeddings, norms and biases stay as they are.",
+        allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("model", type=Path, metavar="MODEL", help="a folder in Hugging Face layout")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it is not there")

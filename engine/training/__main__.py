@@ -77,8 +77,10 @@ def _parser() -> argparse.ArgumentParser:
         "then headway serve MODEL --drafter DIR. See docs/heads.md.",
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    data = commands.add_parser("data", help="sample the model's answers to prompts")
-    train = commands.add_parser("train", help="train a head on these answers, or go on training it")
+    data = commands.add_parser("data", help="sample the model's answers to prompts", allow_abbrev=False)
+    train = commands.add_parser(
+        "train", help="train a head on these answers, or go on training it", allow_abbrev=False
+    )
     for command in (data, train):
         command.add_argument("model", type=Path, metavar="MODEL", help="a folder in Hugging Face layout")
         command.add_argument("--out", type=Path, required=True, metavar="DIR", help="made if it is not there")
