@@ -131,7 +131,7 @@ ROPES = {
         "truncate": False,
     },
 }
-TOLERANCE = 1e-4
+TOLERANCE = 2e-4  # of logits up to 20, which sums in another order change by 1e-5 of that
 # Spans of 75 tokens: one prefill, chunks, single tokens after a prompt, windows after a prompt.
 CUTS = ([75], [32, 32, 11], [1, 15, 16, 43], [70, 1, 1, 1, 1, 1], [60, 4, 4, 4, 3])
 
