@@ -7,15 +7,13 @@ import httpx
 import pytest
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.served import served
 
 from headway.server.app import create_app
 from headway.server.grammar.grammars import Grammars
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
-
-MODEL = "tiny"
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +41,7 @@ def write(engine: FakeEngine, tokenizer: Tokenizer) -> Callable[[str], list[int]
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(MODEL, engine, tokenizer, metrics, grammars=grammars)
+    return fake_services(engine, tokenizer, grammars=grammars)
 
 
 @pytest.fixture

@@ -12,15 +12,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from headway_testing import tiny_tokenizers
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import EndsWith
 from headway_testing.fake_engine import FakeEngine
-from tokenizers import AddedToken
+from headway_testing.fake_services import fake_services
+from headway_testing.tiny_tokenizers import save_with_delimiters
 
-from headway.server.base.conversation import Conversation
-from headway.server.formats import find_format
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
@@ -33,7 +30,6 @@ TOOLS = [
     for name in ("read_config", "close")
 ]
 TEMPLATE = "<tool_call></think>"
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 THOUGHT = "<think>\nthe quick 日本語 fox\n</think>\n\n"
 FIRST = '<tool_call>\n{"name": "read_config", "arguments": {"a": "é😀"}}\n</tool_call>'
 SECOND = '\n<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'
@@ -48,22 +44,11 @@ TEXTS = {
 }  # fmt: skip
 
 
-class EndsWith(FakeChat):
-    def __init__(self, ending: str = "assistant:") -> None:
-        self._ending = ending
-
-    async def render(self, conversation: Conversation) -> str:
-        return self._ending
-
-
 @pytest.fixture(scope="session", params=["special", "added", "spelled"])
 def tokenizer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Tokenizer:
     """The delimiters are special tokens, or tokens, or ordinary text."""
-    library = tiny_tokenizers.byte_level()
-    if request.param != "spelled":
-        library.add_tokens([AddedToken(mark, special=request.param == "special") for mark in MARKS])
     folder: Path = tmp_path_factory.mktemp(request.param)
-    return load_tokenizer(tiny_tokenizers.save(folder, library))
+    return load_tokenizer(save_with_delimiters(folder, request.param))
 
 
 @pytest.fixture
@@ -73,17 +58,8 @@ def ending() -> str:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, ending: str) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
     chat = EndsWith(ending)
-    return Services(
-        "tiny",
-        engine,
-        tokenizer,
-        metrics,
-        chat,
-        template_source=TEMPLATE,
-        output_format=find_format(TEMPLATE),
-    )
+    return fake_services(engine, tokenizer, chat, template=TEMPLATE)
 
 
 async def whole(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import FakeChat
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.base.conversation import Conversation
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"
@@ -32,8 +32,7 @@ class PlainChat(FakeChat):
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, PlainChat())
+    return fake_services(engine, tokenizer, PlainChat())
 
 
 @pytest.fixture
@@ -265,8 +264,7 @@ class TestStringsOfTheTemplate:
 class TestWithoutATemplate:
     @pytest.fixture
     def services(self, engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-        metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-        return Services("tiny", engine, tokenizer, metrics)
+        return fake_services(engine, tokenizer)
 
     async def test_chat_is_refused_with_what_to_do_instead(self, client: httpx.AsyncClient) -> None:
         error = await refusal(client)

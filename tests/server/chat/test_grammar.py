@@ -13,18 +13,15 @@ import jsonschema
 import msgspec
 import pytest
 import pytest_asyncio
-from headway_testing import tiny_tokenizers
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import EndsWith
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.masked_script import masked_script
-from tokenizers import AddedToken
+from headway_testing.tiny_tokenizers import save_with_delimiters
 
 from headway.engine import RelaxedThinking, SamplingParams, ThinkingBudget, compile_matcher, make_tokenizer
-from headway.server.base.conversation import Conversation
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,7 +35,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "stop": {"type": "object", "properties": {"now": {"type": "boolean"}}, "required": ["now"], "additionalProperties": False},
 }  # fmt: skip
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 TEMPLATE = "<tool_call></think>"
 
 
@@ -50,21 +46,10 @@ def tools(*names: str, strict: Sequence[str] = ()) -> list[dict[str, Any]]:
     ]
 
 
-class EndsWith(FakeChat):
-    def __init__(self, ending: str) -> None:
-        self._ending = ending
-
-    async def render(self, conversation: Conversation) -> str:
-        return self._ending
-
-
 @pytest.fixture(scope="session", params=["special", "added", "spelled"])
 def tokenizer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Tokenizer:
-    library = tiny_tokenizers.byte_level()
-    if request.param != "spelled":
-        library.add_tokens([AddedToken(mark, special=request.param == "special") for mark in MARKS])
     folder: Path = tmp_path_factory.mktemp(request.param)
-    return load_tokenizer(tiny_tokenizers.save(folder, library))
+    return load_tokenizer(save_with_delimiters(folder, request.param))
 
 
 @pytest.fixture
@@ -96,11 +81,7 @@ async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
 def services(
     engine: FakeEngine, tokenizer: Tokenizer, ending: str, template: str, grammars: Grammars
 ) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(
-        "tiny", engine, tokenizer, metrics, EndsWith(ending), template_source=template, output_format=find_format(template),
-        grammars=grammars,
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, EndsWith(ending), template=template, grammars=grammars)
 
 
 def obey(engine: FakeEngine, tokenizer: Tokenizer, seed: int, before: str = "") -> None:

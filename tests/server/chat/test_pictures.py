@@ -10,10 +10,9 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
-from headway.server.formats import find_format
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 LINE = "[image not shown: this model reads text]"
@@ -76,8 +75,7 @@ def recorded() -> RecordingChat:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, recorded: RecordingChat) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, recorded, output_format=find_format(None))
+    return fake_services(engine, tokenizer, recorded)
 
 
 PLACES: dict[str, tuple[Callable[[str], dict[str, Any]], int, str, dict[str, str]]] = {

@@ -10,12 +10,11 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.base.conversation import Conversation
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/chat/completions"
@@ -55,11 +54,7 @@ async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
 def services(
     engine: FakeEngine, tokenizer: Tokenizer, recorded: RecordingChat, template: str, grammars: Grammars
 ) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(
-        "tiny", engine, tokenizer, metrics, recorded, template_source=template, output_format=find_format(template),
-        grammars=grammars,
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, recorded, template=template, grammars=grammars)
 
 
 async def rendered(client: httpx.AsyncClient, recorded: RecordingChat, **body: Any) -> Conversation:

@@ -18,6 +18,7 @@ import pytest
 from headway_testing.daemon import headway_command
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.real_server import serving
 
 from headway.engine import Submit
@@ -26,7 +27,6 @@ from headway.server.base.config import ServerConfig
 from headway.server.cli.options import parse_url
 from headway.server.http.keys import Keys
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 SECONDS = 60.0
@@ -43,14 +43,13 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
     """Its model gives one answer after the other and ends each with its end token."""
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
 
     def script(request: Submit) -> list[int]:
         number = len(engine.submitted) - 1
         return [*tokenizer.encode_plain(ANSWERS[number % len(ANSWERS)]), *tokenizer.stop_token_ids]
 
     engine.script = script
-    return Services("tiny", engine, tokenizer, metrics, RoleLines())
+    return fake_services(engine, tokenizer, RoleLines())
 
 
 def prompts(engine: FakeEngine, tokenizer: Tokenizer) -> list[str]:

@@ -12,15 +12,14 @@ from headway_testing.chat_page import ChatPage
 from headway_testing.chat_templates import byte_level
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.served import served
 from headway_testing.tiny_tokenizers import save
 from playwright.async_api import Browser, ConsoleMessage, Error, Page
 
 from headway.engine import Submit
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 TEMPLATE = "<tool_call></think> enable_thinking"  # a model that calls tools and reasons
@@ -65,11 +64,7 @@ async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars, template: str) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
-    return Services(
-        "tiny", engine, tokenizer, metrics, RecordingChat(), template_source=template,
-        output_format=find_format(template), grammars=grammars,
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, RecordingChat(), template=template, grammars=grammars)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

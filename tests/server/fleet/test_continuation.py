@@ -13,15 +13,13 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.app import create_app
 from headway.server.base.continuation import JOURNAL
 from headway.server.fleet.messages import Part
 from headway.server.fleet.stream import without_marks
-from headway.server.formats import find_format
 from headway.server.http.continued import HEADER, header_of
-from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 KEY, NAME, CREATED = "key", "name", 1_700_000_000
@@ -80,11 +78,7 @@ def servers(
         engine = FakeEngine()
         ids = [*tokenizer.encode_plain(TEXT), tokenizer.stop_token_ids[0]]
         engine.script = lambda request: ids
-        metrics = Metrics(lambda: engine.stats, lambda: 0)
-        services = Services(
-            "tiny", engine, tokenizer, metrics, RoleLines(), template_source=TEMPLATE,
-            output_format=find_format(TEMPLATE),
-        )  # fmt: skip
+        services = fake_services(engine, tokenizer, RoleLines(), template=TEMPLATE)
         transport = httpx.ASGITransport(create_app(services, fleet_key=KEY))
         return engine, httpx.AsyncClient(transport=transport, base_url="http://headway")
 

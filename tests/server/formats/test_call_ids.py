@@ -11,13 +11,12 @@ import httpx
 import pytest
 from headway_testing import chat_templates, tiny_tokenizers
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.in_process_chat import InProcessChat
 from msgspec.structs import replace
 
-from headway.server.formats import find_format
 from headway.server.formats.call_ids import new_call_id
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/chat/completions"
@@ -43,10 +42,8 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
     source = chat_templates.MISTRAL
-    return Services(
-        "tiny", engine, tokenizer, Metrics(lambda: engine.stats, lambda: engine.num_restarts),
-        InProcessChat(source, {"bos_token": "<s>", "eos_token": "</s>"}), template_source=source, output_format=find_format(source),
-    )  # fmt: skip
+    chat = InProcessChat(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return fake_services(engine, tokenizer, chat, template=source)
 
 
 async def answer(client: httpx.AsyncClient, *messages: dict[str, Any]) -> dict[str, Any]:

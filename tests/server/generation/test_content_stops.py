@@ -12,6 +12,7 @@ import pytest
 from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -20,7 +21,6 @@ from headway.server.formats import Content, Reasoning, find_format
 from headway.server.generation.choice import Choice, ChoiceRequest, Delta
 from headway.server.generation.choice_output import NumberedCall, OutputOptions
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.detokenizer import Vocabulary
 from headway.server.text.tokenizer import Tokenizer
 
@@ -195,16 +195,7 @@ def test_a_call_that_is_the_only_one_waits_for_no_stop() -> None:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(
-        "tiny",
-        engine,
-        tokenizer,
-        metrics,
-        RecordingChat(),
-        template_source="<tool_call></think>",
-        output_format=find_format("<tool_call></think>"),
-    )
+    return fake_services(engine, tokenizer, RecordingChat(), template="<tool_call></think>")
 
 
 CALLS: dict[str, Callable[[list[str]], tuple[str, dict[str, Any]]]] = {

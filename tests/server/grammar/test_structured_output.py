@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.grammars import fits
 
 from headway.server.grammar.grammars import Grammars, no_grammars
 from headway.server.json_schema import WRITING
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -93,8 +93,7 @@ async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, RoleLines(), grammars=grammars)
+    return fake_services(engine, tokenizer, RoleLines(), grammars=grammars)
 
 
 async def post(client: httpx.AsyncClient, endpoint: str = "completions", **fields: Any) -> httpx.Response:

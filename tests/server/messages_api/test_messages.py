@@ -4,14 +4,13 @@ wishes about thinking."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import INFO, FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.messages import (
     COUNT,
     HELLO,
@@ -22,12 +21,10 @@ from headway_testing.messages import (
     events_of,
     message_of,
 )
-from tokenizers import AddedToken
+from headway_testing.tiny_tokenizers import save_with_delimiters
 
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 TOOLS = [
@@ -51,10 +48,7 @@ TEXTS = {
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    library = tiny_tokenizers.byte_level()
-    library.add_tokens([AddedToken(mark) for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
-    folder: Path = tmp_path_factory.mktemp("messages")
-    return load_tokenizer(tiny_tokenizers.save(folder, library))
+    return load_tokenizer(save_with_delimiters(tmp_path_factory.mktemp("messages"), "added"))
 
 
 @pytest.fixture
@@ -64,17 +58,7 @@ def chat() -> RecordingChat:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, chat: RecordingChat, grammars: Grammars) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
-    return Services(
-        "tiny",
-        engine,
-        tokenizer,
-        metrics,
-        chat,
-        template_source=TEMPLATE,
-        output_format=find_format(TEMPLATE),
-        grammars=grammars,
-    )
+    return fake_services(engine, tokenizer, chat, template=TEMPLATE, grammars=grammars)
 
 
 async def whole(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:

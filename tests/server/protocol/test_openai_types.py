@@ -15,6 +15,7 @@ import pydantic
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from openai.types import Model, completion, completion_choice, completion_create_params, completion_usage
 from openai.types.chat import (
     ChatCompletionContentPartParam,
@@ -61,7 +62,6 @@ from headway.server.requests.answer import ChunkHeader
 from headway.server.requests.services import Services
 from headway.server.responses_api.input import KINDS
 from headway.server.responses_api.input import LEFT_OUT as LEFT_OUT_ITEMS
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
@@ -146,8 +146,7 @@ NESTED: list[tuple[Any, type[msgspec.Struct]]] = [
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, RoleLines())
+    return fake_services(engine, tokenizer, RoleLines())
 
 
 def known_fields(kind: type[msgspec.Struct]) -> set[str]:

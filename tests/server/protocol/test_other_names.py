@@ -8,6 +8,7 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.protocol import other_names
 from headway.server.protocol.chat import ChatRequest
@@ -17,7 +18,6 @@ from headway.server.protocol.messages_api import MessagesRequest
 from headway.server.protocol.other_names import OtherNames
 from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
@@ -40,8 +40,7 @@ CASES = [(kind, name, own) for kind in KINDS for name, own in kind.other_names.i
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, RoleLines())
+    return fake_services(engine, tokenizer, RoleLines())
 
 
 @pytest.mark.parametrize(("kind", "name", "own"), CASES, ids=[f"{k.__name__}-{n}" for k, n, _ in CASES])

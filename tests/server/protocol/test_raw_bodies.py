@@ -12,12 +12,11 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.protocol import unserved
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 TEMPLATE = "{{ tools }}<tool_call>{{ enable_thinking }}"
@@ -34,10 +33,7 @@ for entry in json.loads(Path(__file__).with_name("raw_bodies.json").read_text())
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(
-        "tiny", engine, tokenizer, metrics, RoleLines(), template_source=TEMPLATE, output_format=find_format(TEMPLATE), grammars=grammars
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, RoleLines(), template=TEMPLATE, grammars=grammars)
 
 
 def test_the_bodies_are_many() -> None:

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.protocol import unserved
 from headway.server.protocol.chat import ChatRequest
 from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.protocol.unserved import PAGE, Group
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
@@ -81,8 +81,7 @@ SGLANG_OWN: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, RoleLines())
+    return fake_services(engine, tokenizer, RoleLines())
 
 
 async def refusal(client: httpx.AsyncClient, endpoint: str, **body: Any) -> dict[str, Any]:

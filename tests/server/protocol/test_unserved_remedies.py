@@ -10,12 +10,12 @@ import httpx
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.grammar.grammars import Grammars
 from headway.server.protocol import unserved
 from headway.server.protocol.unserved import Group
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
@@ -37,8 +37,7 @@ TABLES: dict[str, tuple[unserved.Table, ...]] = {
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, grammars: Grammars) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, RoleLines(), grammars=grammars)
+    return fake_services(engine, tokenizer, RoleLines(), grammars=grammars)
 
 
 def refusing() -> Iterator[tuple[str, Group]]:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from headway_testing.fake_chat import RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.app import create_app
 from headway.server.base.config import ServiceLimits
@@ -27,7 +28,6 @@ from headway.server.protocol.tokens import TokenizeRequest
 from headway.server.protocol.tools import FunctionDefinition
 from headway.server.requests.body import MAX_LOGGED, THREAD_BYTES
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
@@ -49,8 +49,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services("tiny", engine, tokenizer, metrics, RoleLines(), keys=Keys((), "boss"))
+    return fake_services(engine, tokenizer, RoleLines(), keys=Keys((), "boss"))
 
 
 def told(response: httpx.Response) -> list[str]:

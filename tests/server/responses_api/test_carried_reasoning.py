@@ -12,6 +12,7 @@ import openai
 import pytest
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.response_stream import events_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,11 +21,9 @@ from openai.types.responses.response_input_param import ResponseInputItemParam
 from pydantic import TypeAdapter
 
 from headway.server.base.errors import ApiError
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.requests.services import Services
 from headway.server.responses_api.carried_reasoning import PREFIX, carried, carried_text
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/responses"
@@ -47,10 +46,7 @@ def recorded() -> RecordingChat:
 def services(
     engine: FakeEngine, tokenizer: Tokenizer, recorded: RecordingChat, grammars: Grammars
 ) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
-    return Services(
-        "tiny", engine, tokenizer, metrics, recorded, template_source=TEMPLATE, output_format=find_format(TEMPLATE), grammars=grammars,
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, recorded, template=TEMPLATE, grammars=grammars)
 
 
 def as_codex(item: ResponseReasoningItem) -> dict[str, Any]:

@@ -9,18 +9,17 @@ import msgspec
 import pytest
 from headway_testing.fake_chat import FakeChat, RecordingChat, RoleLines
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 
 from headway.server.base.conversation import Conversation
 from headway.server.base.errors import ApiError
 from headway.server.base.field_names import FieldNames
-from headway.server.formats import find_format
 from headway.server.grammar.grammars import Grammars
 from headway.server.protocol.decoding import decode
 from headway.server.protocol.responses_api import ResponsesRequest
 from headway.server.requests.services import Services
 from headway.server.responses_api.carried_reasoning import carried
 from headway.server.responses_api.chat import as_chat
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer
 
 URL = "/v1/responses"
@@ -43,11 +42,8 @@ def recorded() -> RecordingChat:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, recorded: FakeChat, grammars: Grammars) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
     template = "{{ tools }}<tool_call>{{ enable_thinking }}"
-    return Services(
-        "tiny", engine, tokenizer, metrics, recorded, template_source=template, output_format=find_format(template), grammars=grammars,
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, recorded, template=template, grammars=grammars)
 
 
 async def rendered(client: httpx.AsyncClient, recorded: RecordingChat, **body: Any) -> Conversation:

@@ -5,32 +5,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from headway_testing import tiny_tokenizers
-from headway_testing.fake_chat import FakeChat
+from headway_testing.fake_chat import EndsWith
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.response_stream import events_of, put_together, told
+from headway_testing.tiny_tokenizers import save_with_delimiters
 from openai.types.responses import Response
-from tokenizers import AddedToken
 
 from headway.engine import FinishReason, TokenEvent
 from headway.server.base.config import ServiceLimits
-from headway.server.base.conversation import Conversation
-from headway.server.formats import find_format
 from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {}}}
 TOOLS = [{"type": "function", "name": name, "parameters": SCHEMA} for name in ("read_config", "close")]
 TEMPLATE = "<tool_call></think>"
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 THOUGHT = "<think>\nthe quick 日本語 fox\n</think>\n\n"
 FIRST = '<tool_call>\n{"name": "read_config", "arguments": {"a": "é😀"}}\n</tool_call>'
 SECOND = '\n<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'
@@ -50,17 +45,9 @@ TEXTS: dict[str, tuple[str, list[tuple[str, ...]]]] = {
 }  # fmt: skip
 
 
-class EndsWith(FakeChat):
-    async def render(self, conversation: Conversation) -> str:
-        return "assistant:"
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    library = tiny_tokenizers.byte_level()
-    library.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
-    folder: Path = tmp_path_factory.mktemp("marks")
-    return load_tokenizer(tiny_tokenizers.save(folder, library))
+    return load_tokenizer(save_with_delimiters(tmp_path_factory.mktemp("marks"), "special"))
 
 
 @pytest.fixture
@@ -70,11 +57,7 @@ def limits() -> ServiceLimits:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, limits: ServiceLimits) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
-    return Services(
-        "tiny", engine, tokenizer, metrics, EndsWith(), template_source=TEMPLATE, output_format=find_format(TEMPLATE),
-        limits=limits,
-    )  # fmt: skip
+    return fake_services(engine, tokenizer, EndsWith(), template=TEMPLATE, limits=limits)
 
 
 async def whole(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:

@@ -6,30 +6,26 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from headway_testing import tiny_tokenizers
 from headway_testing.fake_chat import RecordingChat
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.response_stream import events_of, put_together, told
+from headway_testing.tiny_tokenizers import save_with_delimiters
 from openai.types.responses import Response
-from tokenizers import AddedToken
 
 from headway.server.base.conversation import Conversation
 from headway.server.base.field_names import FieldNames
-from headway.server.formats import find_format
 from headway.server.protocol.responses_api import ResponsesRequest, ResponseTool
 from headway.server.requests.services import Services
 from headway.server.responses_api.tools import tools_of
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
 URL = "/v1/responses"
 TEMPLATE = "{{ tools }}<tool_call></think>"
-MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 IGNORED = "x-headway-ignored"
 
 
@@ -57,10 +53,7 @@ TOOLS = [function("f"), namespace("mcp__demo", function("f"), {**PATCH, "name": 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    library = tiny_tokenizers.byte_level()
-    library.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
-    folder: Path = tmp_path_factory.mktemp("marks")
-    return load_tokenizer(tiny_tokenizers.save(folder, library))
+    return load_tokenizer(save_with_delimiters(tmp_path_factory.mktemp("marks"), "special"))
 
 
 class AnswersAtOnce(RecordingChat):
@@ -76,16 +69,7 @@ def recorded() -> RecordingChat:
 
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer, recorded: RecordingChat) -> Services:
-    metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts, tool_format="hermes")
-    return Services(
-        "tiny",
-        engine,
-        tokenizer,
-        metrics,
-        recorded,
-        template_source=TEMPLATE,
-        output_format=find_format(TEMPLATE),
-    )
+    return fake_services(engine, tokenizer, recorded, template=TEMPLATE)
 
 
 async def posted(client: httpx.AsyncClient, **body: Any) -> httpx.Response:

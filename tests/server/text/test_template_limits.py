@@ -15,14 +15,12 @@ from headway_testing import chat_templates, tiny_tokenizers
 from headway_testing.chat_templates import CODER, GEMMA, GEMMA3, LLAMA, MISTRAL, NEMO, QWEN, QWEN_STRICT
 from headway_testing.fake_chat import FirstContent
 from headway_testing.fake_engine import FakeEngine
+from headway_testing.fake_services import fake_services
 from headway_testing.in_process_chat import InProcessChat
 
 from headway.server.app import create_app
 from headway.server.base.conversation import Conversation
 from headway.server.base.errors import ApiError
-from headway.server.formats import find_format
-from headway.server.requests.services import Services
-from headway.server.telemetry.metrics import Metrics
 from headway.server.text.template_limits import KnownLimits, TemplateLimits, folded, probed
 from headway.server.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -131,17 +129,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def asked(engine: FakeEngine, tokenizer: Tokenizer) -> Callable[..., Any]:
     async def asked(template: str, path: str, body: dict[str, Any]) -> tuple[httpx.Response, list[Message]]:
         """The answer, and what the template was given."""
-        metrics = Metrics(lambda: engine.stats, lambda: engine.num_restarts)
         chat = InProcessChat(template, VARIABLES)
-        services = Services(
-            "tiny",
-            engine,
-            tokenizer,
-            metrics,
-            chat,
-            template_source=template,
-            output_format=find_format(template),
-        )
+        services = fake_services(engine, tokenizer, chat, template=template)
         transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://headway") as client:
             answer = await client.post(path, json=body)

@@ -35,6 +35,16 @@ class RoleLines(FakeChat):
         return "".join(f"{m['role']}: {m['content']}\n" for m in conversation.messages)
 
 
+class EndsWith(FakeChat):
+    """Renders the end of a prompt alone."""
+
+    def __init__(self, ending: str = "assistant:") -> None:
+        self._ending = ending
+
+    async def render(self, conversation: Conversation) -> str:
+        return self._ending
+
+
 class RecordingChat(FakeChat):
     """Mutable: keeps the conversations that it renders, each as one line."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
+DELIMITERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEXT = [
     "def read_config(path):\n    with open(path) as f:\n        return json.load(f)\n",
     "import os, sys\nclass Reader(object):\n    def __init__(self, name=None):\n        self.name = name\n",
@@ -62,6 +64,15 @@ def save_with_template(folder: Path, template: object = CHAT_TEMPLATE) -> Path:
     config = {"eos_token": END_OF_TEXT, "bos_token": None, "chat_template": template}
     (save(folder, byte_level()) / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def save_with_delimiters(folder: Path, kind: Literal["special", "added", "spelled"]) -> Path:
+    """Writes a folder in which the delimiters of reasoning and of calls are special tokens, or other added
+    tokens, or ordinary text."""
+    tokenizer = byte_level()
+    if kind != "spelled":
+        tokenizer.add_tokens([AddedToken(text, special=kind == "special") for text in DELIMITERS])
+    return save(folder, tokenizer)
 
 
 def save(folder: Path, tokenizer: Tokenizer, **generation: object) -> Path:
