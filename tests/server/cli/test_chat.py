@@ -34,12 +34,6 @@ CONTROL_C, CONTROL_D = b"\x03", b"\x04"
 ANSWERS = ["I am here. é 日本語", "Yes,\u2028\tthe fox \x1b[31mis\x07 quick.", "third"]
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def services(engine: FakeEngine, tokenizer: Tokenizer) -> Services:
     """Its model gives one answer after the other and ends each with its end token."""

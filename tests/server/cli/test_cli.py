@@ -39,26 +39,12 @@ from headway.server.fleet.settings import FleetSettings
 from headway.server.requests.services import Services
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tiny_tokenizers.save(tmp_path / "model", tiny_tokenizers.byte_level())
 
 
 Served = tuple[ServerConfig, ModelSource, EngineConfig]
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
-    """What `headway serve` would have started."""
-    calls: list[Served] = []
-    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments[:3]) or 0)
-    return calls
 
 
 def test_without_arguments_the_defaults_serve_the_embedded_model(served: list[Served]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,6 @@ from headway.server.cli.endings import NOT_SERVABLE
 SECRET = "correct-horse"
 
 Served = tuple[ServerConfig, ModelSource, EngineConfig]
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
-    """What `headway serve` would have started."""
-    calls: list[Served] = []
-    monkeypatch.setattr(serve, "serve", lambda *arguments: calls.append(arguments[:3]) or 0)
-    return calls
 
 
 @pytest.fixture

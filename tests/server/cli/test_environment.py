@@ -4,34 +4,20 @@ named."""
 from __future__ import annotations
 
 import logging
-import os
 
 import pytest
 
+from headway.engine import EngineConfig
 from headway.server import cli
-from headway.server.base.config import ServerConfig
-from headway.server.cli import serve
+from headway.server.base.config import ModelSource, ServerConfig
 
+Served = tuple[ServerConfig, ModelSource, EngineConfig]
 SECRET = "correct-horse"
 OF_A_SERVICE = {
     "HEADWAY_SERVICE_HOST": "10.96.7.7", "HEADWAY_SERVICE_PORT": "80", "HEADWAY_SERVICE_PORT_HTTP": "80",
     "HEADWAY_PORT": "tcp://10.96.7.7:80", "HEADWAY_PORT_80_TCP": "tcp://10.96.7.7:80", "HEADWAY_PORT_80_TCP_PROTO": "tcp",
     "HEADWAY_PORT_80_TCP_PORT": "80", "HEADWAY_PORT_80_TCP_ADDR": "10.96.7.7",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    """What `headway serve` would have started."""
-    configs: list[ServerConfig] = []
-    monkeypatch.setattr(serve, "serve", lambda config, *_: configs.append(config) or 0)
-    return configs
 
 
 @pytest.mark.parametrize(
@@ -46,14 +32,14 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
 )
 @pytest.mark.parametrize(("flags", "port"), [([], 8000), (["--port", "7"], 7)], ids=["default", "flag"])
 def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
-    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    served: list[Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     variables: dict[str, str], flags: list[str], port: int,
 ) -> None:  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.INFO, "headway.server"):
         assert cli.main(["serve", *flags]) == 0
-    assert [config.port for config in served] == [port]
+    assert [config.port for config, *_ in served] == [port]
     (line,) = caplog.messages
     assert line.startswith(f"{', '.join(sorted(variables))}: ignored")
     assert "Kubernetes" in line
@@ -71,7 +57,7 @@ def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
     ],
 )
 def test_an_unknown_variable_is_named_with_the_nearest_one_and_without_its_value(
-    served: list[ServerConfig],
+    served: list[Served],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     variable: str,
@@ -95,7 +81,7 @@ def test_an_unknown_variable_is_named_with_the_nearest_one_and_without_its_value
     ],
 )  # fmt: skip
 def test_the_variable_of_a_removed_flag_is_refused_as_the_flag_is(
-    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    served: list[Served], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     command: str, variable: str, told: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv(variable, SECRET)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
 from headway.server import cli
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
 
 
 def test_without_ray_it_says_what_to_install(

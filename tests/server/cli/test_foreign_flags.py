@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from pathlib import Path
 
 import pytest
 
+from headway.engine import EngineConfig
 from headway.server import cli
 from headway.server.base.config import ModelSource, ServerConfig
-from headway.server.cli import foreign_flags, serve
+from headway.server.cli import foreign_flags
 
+Served = tuple[ServerConfig, ModelSource, EngineConfig]
 OURS = {f"--{option.flag}" for group in cli.SERVE_GROUPS.values() for option in group}
 KEY = "correct-horse"
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSource]]:
-    calls: list[tuple[ServerConfig, ModelSource]] = []
-    monkeypatch.setattr(serve, "serve", lambda config, source, *_: calls.append((config, source)) or 0)
-    return calls
 
 
 @pytest.mark.parametrize(
@@ -46,11 +34,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, ModelSou
     ids=["vllm", "underscores", "sglang", "llama-server", "defaults", "switches-with-a-value", "more"],
 )  # fmt: skip
 def test_flags_that_change_nothing_are_taken_with_a_word(
-    served: list[tuple[ServerConfig, ModelSource]], caplog: pytest.LogCaptureFixture, line: str, taken: list[str]
+    served: list[Served], caplog: pytest.LogCaptureFixture, line: str, taken: list[str]
 ) -> None:  # fmt: skip
     with caplog.at_level(logging.INFO, "headway.server"):
         assert cli.main(["serve", *line.split()]) == 0
-    ((config, source),) = served
+    ((config, source, _),) = served
     assert (config.port, source.name) == (7, "ORG/NAME")
     assert caplog.messages == [f"{flag} is accepted and changes nothing" for flag in taken]
 
@@ -92,7 +80,7 @@ def test_flags_that_change_nothing_are_taken_with_a_word(
 )
 @pytest.mark.parametrize("command", ["serve", "warmup"])
 def test_other_flags_are_refused_with_what_to_use_and_without_their_values(
-    served: list[tuple[ServerConfig, ModelSource]], capsys: pytest.CaptureFixture[str], command: str, line: str, told: str
+    served: list[Served], capsys: pytest.CaptureFixture[str], command: str, line: str, told: str
 ) -> None:  # fmt: skip
     with pytest.raises(SystemExit) as left:
         cli.main([command, *line.split()])

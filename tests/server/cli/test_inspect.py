@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -45,8 +44,6 @@ class InProcess:
 @pytest.fixture
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "EngineInspector", InProcess)
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
 
 
 pytestmark = pytest.mark.usefixtures("_in_process")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
@@ -12,12 +11,6 @@ from headway.server.base.config import ChatConfig, ServerConfig
 from headway.server.http.keys import Keys
 
 SECRET = "correct-horse"
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 
 import pytest
@@ -34,12 +33,6 @@ class StartingEngine(FakeEngine):
 
     async def close(self) -> None:
         self.calls.append("close")
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
 
 
 def put_in_place(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
