@@ -19,7 +19,7 @@ import httpx
 import pytest
 import torch
 from headway_testing import tiny_tokenizers
-from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.checkpoints import constructed_mimo, walk
 from headway_testing.in_process import InProcessEngine
 from headway_testing.one_by_one import Ask, answer, log_sum
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -40,7 +40,6 @@ BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers,
 NUM_BLOCKS = 8  # two requests at their longest: more than that run, so that some are preempted
 END = 0  # the tokenizer's own end of text, which is no text
 DEFAULT_MAX_TOKENS = 16
-CYCLE = random_cycle(VOCAB).tolist()
 BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
@@ -141,7 +140,7 @@ def random_body(oracle: Oracle, chance: random.Random) -> dict[str, Any]:
     is_long = chance.random() < 0.4
     max_tokens = chance.randint(17, 28) if is_long else chance.randint(1, 2 * DEPTH + 3)
     length = chance.choice([chance.randint(1, 20), CONTEXT - max_tokens + chance.choice([-1, 0, 0, 1])])
-    prompt = walk(chance.randrange(1, VOCAB), min(length, CONTEXT))
+    prompt = walk(chance.randrange(1, VOCAB), min(length, CONTEXT), VOCAB)
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -168,14 +167,6 @@ def random_body(oracle: Oracle, chance: random.Random) -> dict[str, Any]:
         text = oracle.text(likely)
         body["stop"] = [piece_of(text, chance) for _ in range(chance.randint(1, 3))]
     return body
-
-
-def walk(start: int, length: int) -> list[int]:
-    """What the model is inclined to say, from `start` on."""
-    tokens = [start]
-    while len(tokens) < length:
-        tokens.append(CYCLE[tokens[-1]])
-    return tokens
 
 
 def piece_of(text: str, chance: random.Random) -> str:

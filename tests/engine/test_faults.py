@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.checkpoints import constructed_mimo, walk
 from headway_testing.local import LocalEngine, Output
 
 import headway.engine.execution.device_rows
@@ -31,7 +31,6 @@ from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.updates import RequestUpdate
 from headway.engine.state.processors import LogitsProcessorTable
 
-SUCCESSORS = random_cycle(128).tolist()
 VICTIM_SEED = 1
 SHARED = 40  # tokens of each prompt that all prompts begin with
 
@@ -93,10 +92,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, site: Site, nth_call: int) -> Callabl
 
 
 def prompt_of(number: int) -> list[int]:
-    tokens = [3]
-    while len(tokens) < SHARED + 5 * number:
-        tokens.append(SUCCESSORS[tokens[-1]])
-    return [*tokens, 100 + number]
+    return [*walk(3, SHARED + 5 * number), 100 + number]
 
 
 def run(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.checkpoints import constructed_mimo, walk
 from headway_testing.local import LateRunner, LocalEngine
 
 from headway.engine import loop
@@ -15,8 +15,6 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.messages import Abort, FromEngine, Pause, Resume, RoundOutput, SetDepth
 from headway.engine.protocol.sampling_params import FinishReason
 from headway.engine.scheduling.plan import Plan, StepResult
-
-SUCCESSORS = random_cycle(128).tolist()
 
 
 @pytest.fixture
@@ -28,11 +26,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_late: bool) ->
 
 
 def expected(start: int, count: int) -> list[int]:
-    tokens = []
-    for _ in range(count):
-        start = SUCCESSORS[start]
-        tokens.append(start)
-    return tokens
+    return walk(start, count + 1)[1:]
 
 
 @pytest.mark.parametrize("reads_late", [False, True], ids=["read-at-once", "one-step-in-flight"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.checkpoints import constructed_mimo, walk
 from headway_testing.local import GREEDY, LocalEngine
 from safetensors.torch import load_file, save_file
 
@@ -27,23 +27,17 @@ from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ModelError
 from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 
-SUCCESSORS = random_cycle(128).tolist()
 BROKEN = 40
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def walk(token_id: int, count: int) -> list[int]:
-    """[count] ids: those that follow."""
-    ids = []
-    for _ in range(count):
-        token_id = SUCCESSORS[token_id]
-        ids.append(token_id)
-    return ids
+def following(token_id: int, count: int) -> list[int]:
+    return walk(token_id, count + 1)[1:]
 
 
 def distance(token_id: int) -> int:
     """Steps until the broken token is the last of the text."""
-    return walk(token_id, 200).index(BROKEN) + 1
+    return following(token_id, 200).index(BROKEN) + 1
 
 
 def begin_at(steps: int) -> int:
@@ -83,15 +77,15 @@ def test_only_the_request_with_broken_logits_ends(
     broken = outputs[ids[1]]
     assert (broken.finish_reason, broken.events[-1].error_code) == (FinishReason.ERROR, INTERNAL_ERROR)
     assert "NaN or infinite logits" in str(broken.events[-1].error)
-    assert broken.token_ids == walk(first, steps)[: len(broken.token_ids)]
-    assert [outputs[i].token_ids for i in (ids[0], ids[2])] == [walk(far, 20)] * 2
+    assert broken.token_ids == following(first, steps)[: len(broken.token_ids)]
+    assert [outputs[i].token_ids for i in (ids[0], ids[2])] == [following(far, 20)] * 2
     stats = engine.engine.scheduler.snapshot()
     assert (stats.num_nan_logits, stats.finished_by_reason["error"]) == (1, 1)
     # Its blocks hold what is no number; who takes them next does not see it.
     for _ in range(3):
         again = [engine.submit([far], max_tokens=20, sampling=GREEDY) for _ in range(8)]
         outputs = engine.run()
-        assert [outputs[i].token_ids for i in again] == [walk(far, 20)] * 8
+        assert [outputs[i].token_ids for i in again] == [following(far, 20)] * 8
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -106,14 +100,14 @@ def test_a_prompt_that_cannot_be_scored_ends_with_an_error(tmp_path: Path, devic
 
 def test_a_request_that_ends_before_broken_logits_is_whole(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, "cpu", 3)
-    assert engine.generate([begin_at(6)], max_tokens=6) == walk(begin_at(6), 6)
+    assert engine.generate([begin_at(6)], max_tokens=6) == following(begin_at(6), 6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_that_is_broken_as_a_whole_is_found_at_its_start(tmp_path: Path, device: str) -> None:
     engine = engine_of(tmp_path, device, 3)
     check_logits(engine.engine)  # one broken embedding is not the whole
-    assert engine.generate([begin_at(9)], max_tokens=8) == walk(begin_at(9), 8)
+    assert engine.generate([begin_at(9)], max_tokens=8) == following(begin_at(9), 8)
     with torch.no_grad():
         engine.engine.runner.model.final_norm.weight[3] = torch.nan
     with pytest.raises(

@@ -11,7 +11,7 @@ from importlib.resources import files
 import hypothesis.strategies as st
 import pytest
 import torch
-from headway_testing.checkpoints import constructed_mimo, random_cycle
+from headway_testing.checkpoints import constructed_mimo, walk
 from headway_testing.local import LocalEngine, Output
 from headway_testing.one_by_one import Answer, Ask, answer, assert_scores, prompt_logits
 from hypothesis import HealthCheck, assume, given, settings
@@ -28,17 +28,8 @@ from headway.engine.scheduling.request import Request
 VOCAB, CONTEXT = 128, 96
 DEPTHS = (0, 1, 3)
 DEMO = files("headway.engine.demo")
-CYCLE = random_cycle(VOCAB).tolist()
 BLOCK_BYTES = (2 * 3 * 16 * 2 * 16 + 64) * 8  # keys and values of three layers, and a hidden state
 TOKENS = st.integers(0, VOCAB - 1)
-
-
-def walk(start: int, length: int) -> list[int]:
-    """What the model is inclined to say, from `start` on."""
-    tokens = [start]
-    while len(tokens) < length:
-        tokens.append(CYCLE[tokens[-1]])
-    return tokens
 
 
 WALKS = st.builds(walk, TOKENS, st.integers(1, 5))

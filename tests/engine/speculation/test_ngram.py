@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from headway_testing.checkpoints import constructed_mimo, random_cycle, random_mimo
+from headway_testing.checkpoints import constructed_mimo, random_mimo, walk
 from headway_testing.families import CLASSES, save, tiny_model
 from headway_testing.local import LocalEngine
 from headway_testing.ngrams import expected_drafts
@@ -179,10 +179,7 @@ def acceptance_length(engine: LocalEngine) -> float:
 
 def test_a_text_that_repeats_its_prompt_is_drafted_whole(tmp_path: Path) -> None:
     """The model walks a cycle of 128 tokens, all of which the prompt has."""
-    successors = random_cycle(128).tolist()
-    prompt = [0]
-    for _ in range(130):
-        prompt.append(successors[prompt[-1]])
+    prompt = walk(0, 131)
     engine = LocalEngine(config_of(constructed_mimo(tmp_path), dtype="float32"))
     output = engine.generate(prompt, max_tokens=100)
     assert output == [prompt[(131 + i) % 128] for i in range(100)]
@@ -196,12 +193,9 @@ def test_graphs_of_rounds_and_prompts_draft_too(tmp_path: Path) -> None:
     changes = {"device": "cuda", "dtype": "float32", "max_running": 8, "mixed_above_tokens": 4}
     engine = LocalEngine(config_of(tmp_path, **changes))
     engine.engine.runner.capture([3], progress=lambda _: None)
-    successors = random_cycle(128).tolist()
     requests = []
     for first in range(0, 120, 10):
-        prompt = [first]
-        for _ in range(130):
-            prompt.append(successors[prompt[-1]])
+        prompt = walk(first, 131)
         requests.append((engine.submit(prompt, max_tokens=60), prompt))
         engine.step()
     engine.run()

@@ -164,3 +164,11 @@ def random_cycle(vocab_size: int, seed: int = 0) -> torch.Tensor:
     noise."""
     order = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
     return torch.empty_like(order).index_copy_(0, order, order.roll(-1))
+
+
+def walk(start: int, length: int, vocab_size: int = 128) -> list[int]:
+    """Returns the text of `constructed_mimo` without noise, from the token `start` on."""
+    successors, tokens = random_cycle(vocab_size).tolist(), [start]
+    while len(tokens) < length:
+        tokens.append(successors[tokens[-1]])
+    return tokens
