@@ -267,8 +267,6 @@ def build_host(resolved: Resolved) -> Scheduler:
         max_model_len=resolved.max_model_len,
         vocab_size=resolved.outline.spec.vocab_size,
         drafter=DRAFTER_TRAITS[resolved.config.drafter],
-        model_identity=resolved.config.model_path,
-        kv_dtype=str(resolved.outline.dtype),
         prefill=resolved.prefill,
         num_checkpoints=resolved.num_checkpoints if resolved.row_state_bytes > 0 else None,
         prompt_grid=resolved.outline.spec.prompt_grid,

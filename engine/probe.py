@@ -200,6 +200,4 @@ def _own_scheduler(info: EngineInfo) -> Scheduler:
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         drafter=DRAFTER_TRAITS[info.drafter],
-        model_identity="",
-        kv_dtype=info.dtype,
     )

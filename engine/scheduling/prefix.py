@@ -1,9 +1,8 @@
 """Finds the blocks that already hold the beginning of a request, by a chain of sha256 keys over blocks of
 token ids.
 
-A key stands for all tokens up to its block's end, so equal keys mean equal content. The chain's root covers
-everything else that the content depends on. Knows nothing of rows or rounds: the caller says which tokens are
-computed.
+A key stands for all tokens up to its block's end, so equal keys mean equal content; the chain's root is the
+request's salt. Knows nothing of rows or rounds: the caller says which tokens are computed.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ class PrefixCache:
         allocator: BlockAllocator,
         *,
         block_size: int,
-        model_identity: str,
-        kv_dtype: str,
         is_enabled: bool,
         checkpoints: Checkpoints | None = None,
         prompt_grid: int | None = None,
@@ -53,7 +50,6 @@ class PrefixCache:
         self._allocator = allocator
         self._checkpoints = checkpoints if is_enabled else None
         self._block_size = block_size
-        self._origin = (model_identity, kv_dtype, str(block_size))
         self._is_enabled = is_enabled
         self._has_grid = prompt_grid is not None
         self._border_blocks = max((prompt_grid or 1) // block_size, 1)  # both are powers of two
@@ -176,7 +172,7 @@ class PrefixCache:
     def _chain(self, request: Request) -> _Chain:
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = _Chain(_root(request.cache_salt, *self._origin))
+            chain = _Chain(hashlib.sha256(request.cache_salt.encode()).digest())
             self._chains[request.request_id] = chain
         return chain
 
@@ -189,8 +185,3 @@ class PrefixCache:
             parent = chain.keys[-1] if chain.keys else chain.root
             chain.keys.append(hashlib.sha256(parent + array("q", token_ids).tobytes()).digest())
         return chain.keys[index]
-
-
-def _root(*parts: str) -> bytes:
-    """Each part is hashed by itself first, so that ("ab", "c") and ("a", "bc") differ."""
-    return hashlib.sha256(b"".join(hashlib.sha256(part.encode()).digest() for part in parts)).digest()

@@ -179,8 +179,6 @@ def new_state(
     num_blocks: int,
     depth: int,
     drafter: DrafterTraits,
-    model_identity: str,
-    kv_dtype: str,
     num_checkpoints: int | None,
     prompt_grid: int | None,
     clock: Callable[[], float],
@@ -192,8 +190,6 @@ def new_state(
     prefixes = PrefixCache(
         blocks,
         block_size=config.block_size,
-        model_identity=model_identity,
-        kv_dtype=kv_dtype,
         is_enabled=config.prefix_caching,
         checkpoints=checkpoints,
         prompt_grid=prompt_grid,

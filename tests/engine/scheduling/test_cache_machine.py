@@ -24,9 +24,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 12))
     def start(self, num_blocks: int) -> None:
         self.blocks = BlockAllocator(num_blocks)
-        self.prefixes = PrefixCache(
-            self.blocks, block_size=SIZE, model_identity="model", kv_dtype="float32", is_enabled=True
-        )
+        self.prefixes = PrefixCache(self.blocks, block_size=SIZE, is_enabled=True)
         self.live: list[Request] = []
         self.num_requests = 0
         self.owners: list[list[int]] = [[] for _ in range(num_blocks)]

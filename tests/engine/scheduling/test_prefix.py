@@ -12,12 +12,8 @@ from headway.engine.scheduling.request import Request
 SIZE = 16
 
 
-def cache(
-    blocks: BlockAllocator, *, model: str = "model", kv_dtype: str = "bfloat16", is_enabled: bool = True
-) -> PrefixCache:
-    return PrefixCache(
-        blocks, block_size=SIZE, model_identity=model, kv_dtype=kv_dtype, is_enabled=is_enabled
-    )
+def cache(blocks: BlockAllocator, *, is_enabled: bool = True) -> PrefixCache:
+    return PrefixCache(blocks, block_size=SIZE, is_enabled=is_enabled)
 
 
 def request(request_id: int, prompt: list[int], *, output: tuple[int, ...] = (), salt: str = "") -> Request:
@@ -79,22 +75,13 @@ def test_output_tokens_are_part_of_the_chain() -> None:
     assert prefixes.match(preempted) == block_ids
 
 
-@pytest.mark.parametrize(
-    ("other", "salt"),
-    [
-        ({"model": "model2"}, ""),
-        ({"kv_dtype": "float16"}, ""),
-        ({}, "salt"),
-        ({"model": "mode", "kv_dtype": "lbfloat16"}, ""),
-    ],
-    ids=["model", "kv-dtype", "salt", "shifted-border"],
-)
-def test_the_root_mixes_all_that_the_content_depends_on(other: dict[str, str], salt: str) -> None:
+def test_a_match_has_the_same_salt() -> None:
     blocks = BlockAllocator(8)
+    prefixes = cache(blocks)
     prompt = list(range(40))
-    block_ids = published(blocks, cache(blocks), prompt)
-    assert cache(blocks).match(request(0, prompt)) == block_ids
-    assert cache(blocks, **other).match(request(0, prompt, salt=salt)) == []
+    block_ids = published(blocks, prefixes, prompt, salt="salt")
+    assert prefixes.match(request(0, prompt, salt="salt")) == block_ids
+    assert prefixes.match(request(1, prompt)) == prefixes.match(request(2, prompt, salt="salt2")) == []
 
 
 @pytest.mark.parametrize(

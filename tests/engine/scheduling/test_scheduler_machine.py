@@ -76,8 +76,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
             drafter=DRAFTER_TRAITS["mtp" if has_draft_head else "none"],
-            model_identity="model",
-            kv_dtype="float32",
             prefill=PrefillPolicy(
                 idle=idle_prefill_chunk or prefill_chunk,
                 separate=prefill_chunk,

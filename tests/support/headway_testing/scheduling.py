@@ -39,8 +39,6 @@ class ScheduledDevice:
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             drafter=DRAFTER_TRAITS["mtp" if has_draft_head else "none"],
-            model_identity="model",
-            kv_dtype="float32",
             prefill=prefill,
             num_checkpoints=num_checkpoints,
             prompt_grid=prompt_grid,

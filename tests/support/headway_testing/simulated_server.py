@@ -99,7 +99,7 @@ class SimulatedServer:
         )  # fmt: skip
         self._scheduler = Scheduler(
             config, num_blocks=NUM_BLOCKS, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE,
-            drafter=DRAFTER_TRAITS["mtp"], model_identity="model", kv_dtype="bfloat16", prefill=POLICY,
+            drafter=DRAFTER_TRAITS["mtp"], prefill=POLICY,
             clock=lambda: self._now,
         )  # fmt: skip
         if max_depth == MAX_DEPTH:
