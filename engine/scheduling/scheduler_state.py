@@ -140,10 +140,7 @@ class SchedulerState:
         del self.requests[request.request_id]
         self.num_audits -= request.is_audit
         self.stats_of(request).count_finished(reason.value)
-        try:
-            self.prefixes.forget(request)  # last: nothing else of the request is left by then
-        except Exception:
-            logger.exception("what the prefix cache noted of request %d stays", request.request_id)
+        self.prefixes.forget(request)
 
     def preempt(self, request: Request) -> None:
         """Puts the request back in its place in the queue. All its tokens so far will be prefilled again

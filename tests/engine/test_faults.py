@@ -208,20 +208,3 @@ def test_a_request_can_be_aborted_while_its_fault_is_on_the_way(model_path: str)
     for plan, result in steps:
         assert [event.request_id for event in scheduler.update(plan, result)] == [1]
     assert scheduler.drain_faults() == []
-
-
-@pytest.mark.parametrize("reads_late", [False, True], ids=["read at once", "read late"])
-def test_a_fault_in_the_last_step_of_an_ending_changes_no_text(
-    model_path: str, healthy: dict[int, Output], monkeypatch: pytest.MonkeyPatch, reads_late: bool
-) -> None:
-    """The request has ended by then: nothing is left that could fail."""
-    num_calls = plant(monkeypatch, Site(PrefixCache, "forget", 1), 1)
-    engine, outputs = run(model_path, reads_late=reads_late, numbers=(0, 1, 2, 3, 4))
-    assert num_calls() == 1
-    for seed, wanted in healthy.items():
-        assert (outputs[seed].token_ids, outputs[seed].finish_reason) == (
-            wanted.token_ids,
-            FinishReason.LENGTH,
-        )
-    engine.engine.scheduler.state.prefixes._chains.clear()
-    assert_nothing_leaks(engine, num_errors=0)
