@@ -50,21 +50,15 @@ class Folded:
 
 @dataclass(slots=True)
 class KnownLimits:
-    """The limits of the served template. Mutable: found at first use. with_tools: those for conversations
-    with tools."""
+    """The limits of the served template. Mutable: found at first use. by_tools: those for conversations with
+    tools, and without."""
 
-    with_tools: TemplateLimits | None = None
-    without_tools: TemplateLimits | None = None
+    by_tools: dict[bool, TemplateLimits] = field(default_factory=dict)
 
     async def of(self, render: Render, *, has_tools: bool) -> TemplateLimits:
-        known = self.with_tools if has_tools else self.without_tools
-        if known is None:
-            known = await probed(render, has_tools=has_tools)
-            if has_tools:
-                self.with_tools = known
-            else:
-                self.without_tools = known
-        return known
+        if has_tools not in self.by_tools:
+            self.by_tools[has_tools] = await probed(render, has_tools=has_tools)
+        return self.by_tools[has_tools]
 
     async def warm_up(self, render: Render) -> None:
         """Finds both limits before the first request needs them. If nothing can be rendered now, that

@@ -230,6 +230,6 @@ async def test_a_start_without_a_renderer_leaves_the_limits_to_the_first_request
         raise ApiError("no process", status=503, code="chat_template_unavailable")
 
     await limits.warm_up(refuse)
-    assert limits.without_tools is None
+    assert not limits.by_tools
     await limits.warm_up(chat.render)
-    assert limits.without_tools == await probed(chat.render, has_tools=False)
+    assert limits.by_tools[False] == await probed(chat.render, has_tools=False)
