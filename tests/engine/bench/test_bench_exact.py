@@ -17,7 +17,9 @@ from headway_testing.checkpoints import constructed_mimo
 from headway_testing.hybrid import constructed_hybrid
 from headway_testing.planted import (
     FEW_ROWS,
+    forgets_checkpoints,
     plant,
+    saves_checkpoints_too_early,
     splits_keys_of_many_rows,
     splits_products_of_few_rows,
     sums_added_norms_of_many_rows_otherwise,
@@ -33,13 +35,10 @@ from headway.engine.bench.exact.report import Report
 from headway.engine.bench.exact.session import Answer
 from headway.engine.bench.exact.settings import Settings, read_settings
 from headway.engine.build import Engine
-from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.layers import linear
 from headway.engine.layers.delta_net import DeltaNet
 from headway.engine.layers.inputs import ForwardInputs
 from headway.engine.layers.model_pair import ModelPair
-from headway.engine.scheduling.plan import Plan
-from headway.engine.state.pool import StatePool
 from headway.engine.state.specs import LayerState
 from headway.kernels import Activation
 
@@ -199,25 +198,6 @@ def test_nothing_changes_a_text_of_recurrent_layers(
     }
     assert main([hybrid, *RECURRENT, "--prefill-chunk", "100,32"]) == 1
     assert "--prefill-chunk has 32, it must be 64 or more" in capsys.readouterr().err
-
-
-def forgets_checkpoints(patch: pytest.MonkeyPatch) -> None:
-    """A row that goes on from a cached prefix begins with a state of zeros."""
-    start = StatePool.start_rows
-    patch.setattr(StatePool, "start_rows", lambda pool, ids, c: start(pool, ids, torch.full_like(c, -1)))
-
-
-def saves_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint holds the state before its chunk."""
-    update, save = DeviceRows.update, DeviceRows.save
-
-    def update_and_save(table: DeviceRows, plan: Plan) -> Any:
-        faults = update(table, plan)
-        save(table, plan.saves)
-        return faults
-
-    patch.setattr(DeviceRows, "update", update_and_save)
-    patch.setattr(DeviceRows, "save", lambda *_: None)
 
 
 def keeps_rejected_drafts(patch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,11 @@ from headway_testing.checkpoints import constructed_mimo
 from headway_testing.hybrid import constructed_hybrid
 from headway_testing.local import LocalEngine
 from headway_testing.padded import PaddedLaunches
+from headway_testing.planted import forgets_checkpoints, saves_checkpoints_too_early
 from headway_testing.poison import PoisoningRunner
 from headway_testing.running_sum import with_running_sums
 
 from headway.engine import build
-from headway.engine.execution.device_rows import DeviceRows
 from headway.engine.execution.step_key import StepGrid, row_counts
 from headway.engine.layers.causal_lm import CausalLM
 from headway.engine.layers.inputs import ChunkTokens, ForwardInputs, RowTokens
@@ -218,28 +218,10 @@ def plant_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CausalLM, "commit", lambda *_: None)
 
 
-def plant_restore(patch: pytest.MonkeyPatch) -> None:
-    start = StatePool.start_rows
-    patch.setattr(StatePool, "start_rows", lambda pool, ids, c: start(pool, ids, torch.full_like(c, -1)))
-
-
 def plant_dirty_start(patch: pytest.MonkeyPatch) -> None:
     """What the row's last request left stays."""
     start = StatePool.start_rows
     patch.setattr(StatePool, "start_rows", lambda pool, ids, c: start(pool, ids[c >= 0], c[c >= 0]))
-
-
-def plant_late_save(patch: pytest.MonkeyPatch) -> None:
-    """The checkpoints are made before the pass."""
-    update, save = DeviceRows.update, DeviceRows.save
-
-    def update_and_save(table: DeviceRows, plan: Plan) -> Any:
-        faults = update(table, plan)
-        save(table, plan.saves)
-        return faults
-
-    patch.setattr(DeviceRows, "update", update_and_save)
-    patch.setattr(DeviceRows, "save", lambda *_: None)
 
 
 def plant_kept_ids(patch: pytest.MonkeyPatch) -> None:
@@ -254,7 +236,7 @@ def plant_kept_ids(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowTensors, "move", moved)
 
 
-PLANTS = (plant_commit, plant_restore, plant_dirty_start, plant_late_save, plant_kept_ids)
+PLANTS = (plant_commit, forgets_checkpoints, plant_dirty_start, saves_checkpoints_too_early, plant_kept_ids)
 
 
 # Faults in what is kept of rows are found by the layer that is made up, which is faster; commits differ.

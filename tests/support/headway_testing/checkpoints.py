@@ -19,10 +19,7 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
     "tie_word_embeddings": False,
-    "hidden_act": "silu",
 }
 
 
@@ -30,6 +27,9 @@ def mimo_config(**changes: object) -> dict[str, object]:
     """Returns the content of config.json: TINY with the keys of MiMo-7B."""
     return {
         **TINY,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
         "architectures": ["MiMoForCausalLM"],
         "model_type": "mimo",
         "attention_bias": True,

@@ -34,6 +34,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from headway_testing.checkpoints import TINY
 from headway_testing.oracle import randomise
 from headway_testing.paged import PagedSequences, load
 
@@ -51,17 +52,6 @@ CLASSES = {
     "Qwen3_5MoeForCausalLM": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
     "Qwen3NextForCausalLM": (Qwen3NextConfig, Qwen3NextForCausalLM),
     "MixtralForCausalLM": (MixtralConfig, MixtralForCausalLM),
-}
-TINY = {
-    "vocab_size": 151,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
 }
 DELTA_NET = {
     "num_hidden_layers": 4,

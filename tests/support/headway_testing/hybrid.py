@@ -28,8 +28,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
 
-from headway_testing.checkpoints import random_cycle
-from headway_testing.families import CLASSES, OWN, TINY
+from headway_testing.checkpoints import TINY, random_cycle
+from headway_testing.families import CLASSES, OWN
 from headway_testing.oracle import OFFSET_NORMS, randomise
 
 VISION = {

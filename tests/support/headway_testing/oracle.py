@@ -22,6 +22,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
+from headway_testing.checkpoints import TINY
+
 OFFSET_NORMS = (Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm, Qwen3NextRMSNorm)  # multiply by 1 + weight
 HEAD_PREFIX = "model.mtp_layers."
 INDEX_FILE = "model.safetensors.index.json"
@@ -47,15 +49,7 @@ class Oracle:
     ) -> None:
         self.config = Qwen2Config(
             **{
-                "vocab_size": 151,
-                "hidden_size": 48,
-                "intermediate_size": 72,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 6,
-                "num_key_value_heads": 2,
-                "head_dim": 16,
-                "max_position_embeddings": 256,
-                "tie_word_embeddings": False,
+                **TINY,
                 "attn_implementation": "sdpa",
                 **changes,
             }

@@ -1,7 +1,8 @@
-"""Faults of rounding that follow the number of rows, planted where the engine's layers call the kernels.
+"""Planted faults: of rounding that follows the number of rows, where the engine's layers call the kernels,
+and of checkpoints.
 
-Each computes what the kernel computes, in another order of sums, so that results differ in their last bits
-only.
+A fault of rounding computes what the kernel computes, in another order of sums, so that results differ in
+their last bits only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 import headway.kernels
+from headway.engine.execution.device_rows import DeviceRows
+from headway.engine.scheduling.plan import Plan
+from headway.engine.state.pool import StatePool
 from headway.kernels import Activation, DenseWeight, Epilogue, QueryBatch, ScoreRule, Weight
 
 FEW_ROWS = 8
@@ -171,3 +175,22 @@ def _in_two_parts(
     own, other = (top - largest).exp(), (other_top - largest).exp()
     merged = (sums * own + other_sums * other) / (total * own + other_total * other).clamp(min=1e-30)
     return merged.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def forgets_checkpoints(patch: pytest.MonkeyPatch) -> None:
+    """A row that goes on from a cached prefix begins with a state of zeros."""
+    start = StatePool.start_rows
+    patch.setattr(StatePool, "start_rows", lambda pool, ids, c: start(pool, ids, torch.full_like(c, -1)))
+
+
+def saves_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint holds the state before its chunk."""
+    update, save = DeviceRows.update, DeviceRows.save
+
+    def update_and_save(table: DeviceRows, plan: Plan) -> Any:
+        faults = update(table, plan)
+        save(table, plan.saves)
+        return faults
+
+    patch.setattr(DeviceRows, "update", update_and_save)
+    patch.setattr(DeviceRows, "save", lambda *_: None)

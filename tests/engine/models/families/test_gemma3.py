@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from headway_testing.families import OWN, ROPES, TINY, assert_logits_of_transformers, save, tiny_model
+from headway_testing.checkpoints import TINY
+from headway_testing.families import OWN, ROPES, assert_logits_of_transformers, save, tiny_model
 from headway_testing.oracle import randomise
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, SiglipVisionConfig
 

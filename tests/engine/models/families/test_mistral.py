@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from headway_testing.families import ROPES, TINY, assert_logits_of_transformers, save, tiny_model
+from headway_testing.checkpoints import TINY
+from headway_testing.families import ROPES, assert_logits_of_transformers, save, tiny_model
 
 from headway.engine import ModelError, read_model_spec
 
