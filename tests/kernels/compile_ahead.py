@@ -32,6 +32,7 @@ import headway.kernels
 from headway.kernels.runtime._triton import warps_of
 
 VECTOR = "*i64"
+HOPPER = {"least_capability": 90, "most_capability": 90}
 TOLERATED_BYTES = 128
 KERNELS = Path(headway.kernels.__file__).parent
 MODULES = {p.stem: f"headway.kernels.{p.parent.name}.{p.stem}" for p in KERNELS.glob("*/*.py")}
@@ -144,8 +145,7 @@ def streamed_linear(
         | {"STAGES": stages, "SPLIT": split, "HAS_BIAS": True, "ROUNDS_TWICE": outputs < 64}
         | added,
         divisible=STREAMED_BY_COPIES,
-        least_capability=90,
-        most_capability=90,
+        **HOPPER,
     )
 
 
@@ -170,8 +170,7 @@ def quantized_linear(
         linear("bf16") | pointers("scale zero", f"*{scale}") | descriptors,
         constants | added,
         divisible=("num_outputs", "residual_stride", "out_stride"),
-        least_capability=90,
-        most_capability=90,
+        **HOPPER,
     )
 
 
@@ -196,6 +195,19 @@ def expert_linear(
         5 if small else 3 if is_few or bits < 16 else 4,
         divisible=("num_inputs", "x_stride"),
         tolerated_bytes=96 if bits == 4 else 0,
+    )
+
+
+def rms_norm(kind: str, out_kind: str, block: int, **constants: Any) -> Case:
+    types = pointers("x residual weight", kind) | pointers("out", out_kind)
+    usual = {"EPSILON": 1e-5, "SCALE": 1.0, "HAS_RESIDUAL": True, "HAS_IDS": False, "UNIT_OFFSET": False}
+    usual |= {"HAS_STEP": False, "SLOTS": 0, "BLOCK": block, "OVERLAPS": True}
+    return Case(
+        "rms_norm",
+        "_norm_kernel",
+        types | pointers("id") | pointers("step share", "*fp32"),
+        usual | constants,
+        num_warps=warps_of(block),
     )
 
 
@@ -253,21 +265,8 @@ CASES = [
         )
         for kernel in ("count", "blocks", "place")
     ),
-    Case(
-        "rms_norm",
-        "_norm_kernel",
-        pointers("x residual weight out", "*bf16") | pointers("id") | pointers("step share", "*fp32"),
-        {
-            "EPSILON": 1e-6,
-            "SCALE": 1.0,
-            "HAS_RESIDUAL": True,
-            "HAS_IDS": False,
-            "UNIT_OFFSET": True,
-            "HAS_STEP": False,
-        }
-        | {"SLOTS": 11, "BLOCK": 4096, "OVERLAPS": True},
-        num_warps=warps_of(4096),
-        divisible=("hidden", "x_stride", "residual_stride", "out_stride"),
+    rms_norm("*bf16", "*bf16", 4096, EPSILON=1e-6, UNIT_OFFSET=True, SLOTS=11)._replace(
+        divisible=("hidden", "x_stride", "residual_stride", "out_stride")
     ),
     Case(
         "sum_experts",
@@ -292,8 +291,7 @@ CASES = [
             {"code_ptr": "*u8", "out_ptr": "*bf16"} | pointers("scale zero", f"*{scale}"),
             {"PIECE": 128, "BITS": bits, "HAS_GROUPS": True, "HAS_ZEROS": bits == 4, "PAIRED": paired},
             divisible=("num_outputs", "num_inputs"),
-            least_capability=90,
-            most_capability=90,
+            **HOPPER,
         )
         for bits, scale, paired in ((8, "bf16", 8), (4, "fp32", 0))
     ),
@@ -398,8 +396,7 @@ CASES = [
             divisible=(*STRIDES, "query_token_stride", "out_token_stride"),
             # Where a quad ends; with more registers left free it is slower. With wide heads in the loop, too.
             tolerated_bytes=4608 if head_dim > 128 else 512,
-            least_capability=90,
-            most_capability=90,
+            **HOPPER,
         )
         for head_dim, chunks, rule in (
             (64, 64, "full"),
@@ -514,8 +511,7 @@ CASES = [
                 | {"STAGES": stages, "TILES": 1, "PAIRED": 8, "HAS_BIAS": rows == 32}
                 | {"ACTIVATION": ACTIVATIONS[rows == 16]},
                 divisible=STREAMED_BY_COPIES,
-                least_capability=90,
-                most_capability=90,
+                **HOPPER,
             ),
             *(
                 Case(
@@ -526,8 +522,7 @@ CASES = [
                     | {"weight_desc": descriptor(kind, 1, 4, 2, 8, inputs)},
                     streamed_by_copies(kind, inputs, rows, under_way=under_way)
                     | {"STAGES": stages, "PAIRED": 8, "HEAD_DIM": head_dim, "HAS_BIAS": has_bias},
-                    least_capability=90,
-                    most_capability=90,
+                    **HOPPER,
                 )
                 for head_dim, has_bias in ((64, True), (128, True), (256, True), (128, False))
             ),
@@ -566,8 +561,7 @@ CASES = [
             | {"STAGES": stages, "TILES": tiles, "PAIRED": 8, "HAS_BIAS": has_bias}
             | {"ACTIVATION": activation},
             divisible=STREAMED_BY_COPIES,
-            least_capability=90,
-            most_capability=90,
+            **HOPPER,
         )
         for kind, rows, tiles, stages, has_bias in (
             ("bf16", 128, 2, 3, False),
@@ -589,8 +583,7 @@ CASES = [
             {"ROWS": 128, "OUTPUTS": 256, "INPUTS": 64, "PAIRED": 8, "GROUP": 8, "STAGES": 4}
             | {"ACTIVATION": activation},
             8,
-            least_capability=90,
-            most_capability=90,
+            **HOPPER,
         )
         for kind in ("bf16", "fp16")
         for activation in ACTIVATIONS
@@ -643,26 +636,7 @@ CASES = [
             ("*fp32", 32, 64, 32, False, 4, 3),
         )
     ),
-    Case(
-        "rms_norm",
-        "_norm_kernel",
-        pointers("x residual weight", "*bf16")
-        | pointers("out", "*fp8e4nv")
-        | pointers("id")
-        | pointers("step share", "*fp32"),
-        {
-            "EPSILON": 1e-5,
-            "SCALE": 1.0,
-            "HAS_RESIDUAL": True,
-            "HAS_IDS": False,
-            "UNIT_OFFSET": False,
-            "HAS_STEP": True,
-            "SLOTS": 0,
-        }
-        | {"BLOCK": 4096, "OVERLAPS": True},
-        num_warps=warps_of(4096),
-        least_capability=89,
-    ),
+    rms_norm("*bf16", "*fp8e4nv", 4096, HAS_STEP=True)._replace(least_capability=89),
     Case(
         "quantized_linear",
         "_round_kernel",
@@ -939,26 +913,15 @@ CASES = [
                 for chunks in (2, 32, 128)
             ),
             *(
-                Case(
-                    "rms_norm",
-                    "_norm_kernel",
-                    pointers("x residual weight out", kind)
-                    | pointers("id")
-                    | pointers("step share", "*fp32"),
-                    {
-                        "EPSILON": 1e-5,
-                        "SCALE": scale,
-                        "HAS_RESIDUAL": has_residual,
-                        "HAS_IDS": not has_residual,
-                        "UNIT_OFFSET": unit_offset,
-                        "HAS_STEP": False,
-                        "SLOTS": 0,
-                        "BLOCK": block,
-                        "OVERLAPS": True,
-                    },
-                    num_warps=warps_of(block),
-                    tolerated_bytes=32 if scale != 1 else 0,  # of one launch a step
-                )
+                rms_norm(
+                    kind,
+                    kind,
+                    block,
+                    SCALE=scale,
+                    HAS_RESIDUAL=has_residual,
+                    HAS_IDS=not has_residual,
+                    UNIT_OFFSET=unit_offset,
+                )._replace(tolerated_bytes=32 if scale != 1 else 0)  # of one launch a step
                 for has_residual, unit_offset, block, scale in (
                     (False, False, 1024, 1.0),
                     (False, True, 4096, 55.5),
