@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -39,15 +38,6 @@ def recorded() -> RecordingChat:
 @pytest.fixture
 def template() -> str:
     return "{{ tools }}<tool_call>{{ enable_thinking }}"
-
-
-@pytest.fixture
-async def grammars(tokenizer: Tokenizer) -> AsyncIterator[Grammars]:
-    table = tokenizer.token_table()
-    assert table is not None
-    grammars = Grammars(table, len(table.tokens))
-    yield grammars
-    await grammars.close()
 
 
 @pytest.fixture
