@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from headway_testing.families import ROPES, assert_logits_of_transformers, save, tiny_model
+from headway_testing.families import COMMON_VARIANTS, assert_logits_of_transformers, save, tiny_model
 
 ARCHITECTURE = "LlamaForCausalLM"
 VARIANTS: dict[str, dict[str, object]] = {
-    "grouped": {},
-    "ungrouped": {"num_key_value_heads": 6},
-    "tied": {"tie_word_embeddings": True},
+    **COMMON_VARIANTS,
     "biased": {"attention_bias": True, "mlp_bias": True},
     "large epsilon": {"rms_norm_eps": 1e-2},
-    **{f"rope {name}": {"rope_parameters": rope} for name, rope in ROPES.items()},
 }
 
 

@@ -7,21 +7,18 @@ from pathlib import Path
 
 import pytest
 from headway_testing.checkpoints import TINY
-from headway_testing.families import ROPES, assert_logits_of_transformers, save, tiny_model
+from headway_testing.families import COMMON_VARIANTS, assert_logits_of_transformers, save, tiny_model
 
 from headway.engine import ModelError, read_model_spec
 
 ARCHITECTURE = "MistralForCausalLM"
 VARIANTS: dict[str, dict[str, object]] = {
-    "grouped": {},
-    "ungrouped": {"num_key_value_heads": 6},
-    "tied": {"tie_word_embeddings": True},
+    **COMMON_VARIANTS,
     "head_dim of hidden_size": {"head_dim": None},
     "large epsilon": {"rms_norm_eps": 1e-2},
     "no window": {"sliding_window": None},
     # One key, a block less one, a block, one more, all but one of the tokens, all, more than there are.
     **{f"window {size}": {"sliding_window": size} for size in (1, 15, 16, 17, 74, 75, 200)},
-    **{f"rope {name}": {"rope_parameters": rope} for name, rope in ROPES.items()},
 }
 
 
