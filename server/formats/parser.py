@@ -93,7 +93,9 @@ class Surroundings:
     @property
     def may_call(self) -> bool:
         """Returns whether an object that comes next is no part of code or of another value."""
-        return not self._is_fenced and not self._tail.endswith(("[", "{", "(", ",", "`", '"', "'", '":', "'"))
+        return not self._is_fenced and not self._tail.endswith(
+            ("[", "{", "(", ",", "`", '"', "'", '":', "':")
+        )
 
 
 class CursorParser:

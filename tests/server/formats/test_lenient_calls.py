@@ -74,6 +74,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "no-parameters-behind-text": ("llama_json", 'A person:\n\n{"name":"f"}'),
     "call-in-prose": ("llama_json", 'Write {"name":"f","parameters":{}} to call it.'),
     "call-in-code": ("llama_json", 'Write:\n```json\n{"name":"f","parameters":{}}\n```'),
+    "call-in-a-dict": ("llama_json", "Return {'call': " + '{"name":"f","parameters":{}}}'),
     "call-in-backticks": ("llama_json", 'Write `{"name":"f","parameters":{}}`'),
     "call-in-a-list": ("llama_json", 'A list:\n[\n{"name":"f","parameters":{}}\n]'),
     "call-in-an-object": ("llama_json", '{"calls":\n{"name":"f","parameters":{}}\n}'),
