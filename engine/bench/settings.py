@@ -26,8 +26,7 @@ EMBEDDED = Path(str(files("headway.engine.demo")))
 class Settings:
     """The settings of a run. Lengths are in tokens. prefill: (prompts at once, tokens each). closed_loop:
     streams. num_runs: the runs of each measurement, of which the median counts. has_heldout_prompts: prompts
-    are the embedded model's held-out ones instead of random tokens. engine: what the flags
-    of the engine give."""
+    are the embedded model's held-out ones instead of random tokens. engine: see `common_config`."""
 
     engine: EngineConfig
     batches: tuple[int, ...]
@@ -38,7 +37,13 @@ class Settings:
     prefill: tuple[tuple[int, int], ...]
     closed_loop: tuple[int, ...]
     num_runs: int
+    synthetic_acceptance: tuple[float, ...] | None
     json: Path | None
+    prefill_chunk: int | None
+    drafter: str
+    draft_lm_head: DraftLmHead
+    draft_layers: DraftLayers
+    tensor_parallel_size: int
 
     def engine_config(self) -> EngineConfig:
         """Returns the configuration of the one engine for all measurements. Raises ConfigError."""
@@ -46,13 +51,21 @@ class Settings:
         limit = model.max_position_embeddings
         num_rows = max(*self.batches, *(n for n, _ in self.prefill), *self.closed_loop, 1)
         wanted = [n + self.output_len for n in self.contexts] + [length + 1 for _, length in self.prefill]
+        drafter, drafter_path = wanted_drafter(self.drafter)
         config = msgspec.structs.replace(
             self.engine,
             depth=max(self.depths),
             max_model_len=min(limit, max(wanted)),
             max_running=num_rows,
             max_waiting=num_rows,
+            prefill_chunk=self.prefill_chunk,
             prefix_caching=False,
+            synthetic_acceptance=self.synthetic_acceptance,
+            drafter=drafter,
+            drafter_path=drafter_path,
+            draft_lm_head=self.draft_lm_head,
+            draft_layers=self.draft_layers,
+            tensor_parallel_size=self.tensor_parallel_size,
         )
         name = drafter_name(config, has_head=model.draft_head is not None)
         depth = 0 if name == "none" else config.depth
@@ -69,17 +82,7 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
     given = _parser().parse_args(argv)
     check_json(given.json)
     is_cpu = given.device == "cpu" or not has_gpu
-    drafter, drafter_path = wanted_drafter(given.drafter)
-    engine = msgspec.structs.replace(
-        common_config(given),
-        prefill_chunk=given.prefill_chunk,
-        synthetic_acceptance=given.synthetic_acceptance,
-        drafter=drafter,
-        drafter_path=drafter_path,
-        draft_lm_head=given.draft_lm_head,
-        draft_layers=given.draft_layers,
-        tensor_parallel_size=given.tensor_parallel_size,
-    )
+    engine = common_config(given)
     if given.prompts == "heldout" and engine.model_path != str(EMBEDDED):
         raise ConfigError(f"--prompts is heldout, which are the embedded model's; leave {given.model} out")
     usual_prefill = ((1, 1024),) if is_cpu else ((1, 1024), (1, 8192), (16, 2048))
@@ -93,7 +96,13 @@ def read_settings(argv: Sequence[str], *, has_gpu: bool) -> Settings:
         prefill=usual_prefill if given.prefill is None else given.prefill,
         closed_loop=given.closed_loop,
         num_runs=given.runs or (1 if is_cpu else 3),
+        synthetic_acceptance=given.synthetic_acceptance,
         json=given.json,
+        prefill_chunk=given.prefill_chunk,
+        drafter=given.drafter,
+        draft_lm_head=given.draft_lm_head,
+        draft_layers=given.draft_layers,
+        tensor_parallel_size=given.tensor_parallel_size,
     )
 
 
