@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from headway.engine.layers.soft_cap import soft_capped
-from headway.engine.models.spec import ModelSpec
+from headway.engine.models.spec import AttentionSpec, ModelSpec
 from headway.engine.models.trained_head import model_layer
 
 UNROLLED = 3  # successive drafts that are trained
@@ -82,6 +82,8 @@ class Head(nn.Module):
         self._embedding, self._scale = target.embedding, spec.embedding_scale
         self._soft_cap, self.draft_ids = spec.logit_soft_cap, draft_ids
         self._lm_head = target.lm_head[draft_ids]
+        mixer = spec.layers[model_layer(spec)].mixer
+        self._window = mixer.sliding_window if isinstance(mixer, AttentionSpec) else None
         self.hidden_norm, self.token_norm, self.norm = (deepcopy(target.norm).float() for _ in range(3))
         for norm in (self.hidden_norm, self.token_norm):
             nn.init.constant_(norm.get_parameter("weight"), 0.0 if spec.norm.unit_offset else 1.0)
@@ -111,7 +113,7 @@ class Head(nn.Module):
                 carry = torch.cat([view.hidden[:, :1].to(carry.dtype), carry[:, :-1]], 1)
             x = self.fc(torch.cat([tokens.to(carry.dtype), self.hidden_norm(carry)], -1))
             x = self.layers[0](
-                x, attention_mask=_mask(count - 1, step, x), position_ids=positions,
+                x, attention_mask=_mask(count - 1, step, self._window, x), position_ids=positions,
                 past_key_values=cache, use_cache=True, position_embeddings=rotary,
             )  # fmt: skip
             carry = self.norm(x)
@@ -126,9 +128,10 @@ class Head(nn.Module):
         return soft_capped(functional.linear(carry, self._lm_head.to(carry.dtype)), self._soft_cap).float()
 
 
-def _mask(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
+def _mask(count: int, step: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
     """Returns [1, 1, count, (step + 1) * count] of like's dtype: 0 where a slot attends to a key, else -inf.
-    The keys are those of step 0, then those of step 1, and so on up to the step.
+    The keys are those of step 0, then those of step 1, and so on up to the step. window: the number of last
+    slots that a slot attends to, itself included; None for all.
 
     Three slots at step 1: . . . | 1 . .    before the bar the true pairs of the slots before it, after it
                            1 . . | . 1 .    the slot's own. At step 2 a third block has a slot's own, and the
@@ -136,6 +139,8 @@ def _mask(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
     """
     slots = torch.arange(count, device=like.device)
     ahead = slots[:, None] - slots
-    seen = [ahead >= step, *(ahead == step - own for own in range(1, step + 1))]
-    mask = like.new_zeros(count, count * (step + 1)).masked_fill_(~torch.cat(seen, 1), -torch.inf)
+    seen = torch.cat([ahead >= step, *(ahead == step - own for own in range(1, step + 1))], 1)
+    if window is not None:
+        seen &= (ahead < window).repeat(1, step + 1)
+    mask = like.new_zeros(count, count * (step + 1)).masked_fill_(~seen, -torch.inf)
     return mask[None, None]

@@ -46,8 +46,9 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
         pytest.param("Qwen3ForCausalLM", {}, marks=pytest.mark.slow),
         ("Qwen3_5ForCausalLM", {}),
         pytest.param("Gemma3ForCausalLM", {}, marks=pytest.mark.slow),
+        pytest.param("MistralForCausalLM", {}, marks=pytest.mark.slow),
     ],
-    ids=["llama-tied", "qwen3", "hybrid", "gemma3"],
+    ids=["llama-tied", "qwen3", "hybrid", "gemma3", "windows"],
 )
 def test_every_draft_is_the_oracles(
     architecture: str, changes: dict[str, object], proposals: Proposals, tmp_path: Path

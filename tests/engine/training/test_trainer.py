@@ -41,7 +41,7 @@ SETTINGS = Settings(draft_vocab=60, epochs=2, batch_tokens=128, max_length=64, l
 
 @pytest.mark.parametrize(
     "architecture",
-    ["LlamaForCausalLM", "Qwen3_5ForCausalLM", *(pytest.param(f"{name}ForCausalLM", marks=pytest.mark.slow) for name in ("Qwen3", "Gemma3"))],
+    ["MistralForCausalLM", "Qwen3_5ForCausalLM", *(pytest.param(f"{name}ForCausalLM", marks=pytest.mark.slow) for name in ("Llama", "Qwen3", "Gemma3"))],
 )  # fmt: skip
 def test_each_unrolled_step_is_a_draft_of_a_round(architecture: str, tmp_path: Path) -> None:
     """Step s at a place has the logits of draft s + 1 of the round that began s tokens before, whose drafts
@@ -53,7 +53,7 @@ def test_each_unrolled_step_is_a_draft_of_a_round(architecture: str, tmp_path: P
     head = Head(target, oracle.ids, seed=0)
     assert head.load_state_dict(oracle.state_dict()).missing_keys == []
     chance = torch.Generator().manual_seed(1)
-    for length in (6, 15):
+    for length in (6, 15, 30):
         text = torch.randint(0, VOCAB, (length,), generator=chance)
         wanted = oracle.draft_logits(text, 3)
         drafts = [oracle.ids[logits.argmax()] for logits in wanted]

@@ -14,7 +14,13 @@ from transformers import PreTrainedModel
 from headway_testing.oracle import randomise
 
 # The layer of each tiny model that a head is shaped like; rotary embeddings may have a name of its kind.
-LAYERS = {"LlamaForCausalLM": 2, "Qwen3ForCausalLM": 2, "Qwen3_5ForCausalLM": 1, "Gemma3ForCausalLM": 2}
+LAYERS = {
+    "LlamaForCausalLM": 2,
+    "Qwen3ForCausalLM": 2,
+    "Qwen3_5ForCausalLM": 1,
+    "Gemma3ForCausalLM": 2,
+    "MistralForCausalLM": 2,
+}
 
 
 class TrainedHeadOracle(nn.Module):
@@ -62,9 +68,11 @@ class TrainedHeadOracle(nn.Module):
             kind = ("full_attention",) if self.architecture == "Gemma3ForCausalLM" else ()
             # Qwen3.5 has positions of time, height and width, which are the same in texts.
             axes = positions.expand(3, 1, -1) if self.architecture == "Qwen3_5ForCausalLM" else positions
-            mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
+            mask = torch.ones(count, count, dtype=torch.bool).tril()
+            if self.architecture == "MistralForCausalLM":
+                mask = mask.triu(1 - base.config.sliding_window)
             y = self.layers[0](
-                self.fc(x)[None], attention_mask=mask, position_ids=positions,
+                self.fc(x)[None], attention_mask=mask[None, None], position_ids=positions,
                 position_embeddings=base.rotary_emb(x[None], axes, *kind),
             )  # fmt: skip
             carry = self.norm(y[0])[-1:]
