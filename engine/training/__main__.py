@@ -25,6 +25,7 @@ from headway.engine.bench.settings import parse_number
 from headway.engine.build import assemble
 from headway.engine.models.registry import read_model_spec
 from headway.engine.models.spec import ModelSpec
+from headway.engine.models.trained_head import model_layer
 from headway.engine.protocol.config import EngineConfig
 from headway.engine.protocol.errors import ConfigError, HeadwayError, ModelError
 from headway.engine.protocol.exit_status import reports
@@ -119,15 +120,28 @@ def _parser() -> argparse.ArgumentParser:
             flag, type=parse_number, default=default, metavar="N", help=f"{meaning} (default: {default})"
         )
     train.add_argument(
-        "--learning-rate", type=float, default=5e-4, metavar="R", help="(default: %(default)s)"
+        "--learning-rate", type=_learning_rate, default=5e-4, metavar="R", help="(default: %(default)s)"
     )
     return parser
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
-    found = tuple(float(part) for part in text.split(","))
-    if not all(0 <= temperature <= 2 for temperature in found):
-        raise argparse.ArgumentTypeError(f"{text} has numbers beyond 0 to 2")
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= temperature <= 2 for temperature in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 0 to 2, such as 0,0.8")
+    return found
+
+
+def _learning_rate(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 1, such as 5e-4")
     return found
 
 
@@ -136,12 +150,13 @@ def _data(given: argparse.Namespace, started: float, console: Console) -> None:
     file = given.out / f"answers-{given.seed}.jsonl"
     if file.exists():
         raise ConfigError(f"{file} exists; give another --seed or --out")
+    model_layer(read_model_spec(given.model))  # refuses models for which no head can be trained
     defaults, prompts = Defaults.of(given.model), read_prompts(given.prompts, given.model)
     engine = assemble(
         EngineConfig(model_path=str(given.model), depth=0, device=given.device, dtype=given.dtype),
         progress=lambda _: None,
     )
-    longest = engine.info.max_model_len - given.max_tokens
+    longest = max(engine.info.max_model_len - given.max_tokens, 0)
     fitting = [prompt for prompt in prompts if len(prompt) <= longest]
     if not fitting:
         raise ConfigError(
@@ -169,6 +184,9 @@ def _data(given: argparse.Namespace, started: float, console: Console) -> None:
                 os.replace(unfinished, file)
                 console.print(f"interrupted; the finished answers are in {file}")
             raise
+    if unfinished.stat().st_size == 0:
+        unfinished.unlink()
+        raise ConfigError(f"--minutes {given.minutes:g} was over before the first answer began; give more")
     os.replace(unfinished, file)
     if len(fitting) < len(prompts):
         console.print(f"{len(prompts) - len(fitting):,} prompts had more than {longest:,} tokens")
@@ -180,10 +198,14 @@ def _train(given: argparse.Namespace, started: float, console: Console) -> None:
     settings = Settings(
         given.draft_vocab, given.epochs, given.batch_tokens, given.max_length, given.learning_rate, given.seed
     )
-    answers, held_out = split(read_answers(given.data), given.held_out)
-    if not any(can_be_learnt(answer, settings.max_length) for answer in held_out):
+    if (given.out / "config.json").exists() and not (given.out / CHECKPOINT).exists():
+        raise ConfigError(f"{given.out} has a model or a finished head; give another --out")
+    vocab_size = read_model_spec(given.model).vocab_size
+    answers, rest = split(read_answers(given.data, vocab_size), given.held_out)
+    held_out = [answer for answer in rest if can_be_learnt(answer, settings.max_length)]
+    if not held_out:
         raise ConfigError(
-            f"none of the {len(held_out)} held-out answers has enough tokens within --max-length {settings.max_length} to be "
+            f"none of the {len(rest)} held-out answers has enough tokens within --max-length {settings.max_length} to be "
             "measured; set --held-out or --max-length to more"
         )
     given.out.mkdir(parents=True, exist_ok=True)
@@ -231,6 +253,7 @@ def _trained(
         torch.use_deterministic_algorithms(True)
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - it has no type
         with sdpa_kernel(DETERMINISTIC_ATTENTION), _noting_interrupts() as interrupts:
+            trainer.save(given.out)  # fails at once if nothing can be written there
             trainer.run(lambda: not interrupts and _has_time(given, started), tell)
             trainer.save(given.out)
         torch.use_deterministic_algorithms(False)
@@ -242,11 +265,7 @@ def _trained(
         return None
     write_head(given.out, target, trainer.head)
     with torch.no_grad():
-        found = [
-            scores(target, trainer.head, [answer], settings.max_length)
-            for answer in held_out
-            if can_be_learnt(answer, settings.max_length)
-        ]
+        found = [scores(target, trainer.head, [answer], settings.max_length) for answer in held_out]
     mean = Scores(*(torch.stack(parts).mean(0) for parts in zip(*found, strict=True)))
     return num_steps, mean, share_drafted(held_out, trainer.head.draft_ids)
 

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from headway.engine.bench.measure import Post
@@ -83,13 +84,21 @@ def read_prompts(file: Path, model: Path) -> list[list[int]]:
         if isinstance(content, str):
             ids = tokenizer.encode(content)
         elif isinstance(content, list) and tokenizer.chat_template:
-            ids = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=False)
+            try:
+                ids = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=False)
+            except (TemplateError, AttributeError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"line {number} of {file} does not fit the model's chat template: {error}"
+                ) from None
         else:
             raise ConfigError(
                 f"line {number} of {file} is neither a prompt nor messages for a model with a chat template"
             )
         found[tuple(ids)] = None
-    return [list(ids) for ids in found if ids]
+    prompts = [list(ids) for ids in found if ids]
+    if not prompts:
+        raise ConfigError(f"{file} has no prompts; give a file with one on each line")
+    return prompts
 
 
 def sample(engine: Engine, requests: Iterable[Submit], tell: Callable[[Submit, list[int]], None]) -> None:
@@ -136,14 +145,21 @@ def requests_of(
         )  # fmt: skip
 
 
-def read_answers(files: Sequence[Path]) -> list[Answer]:
-    """Returns the answers of all files in turn. Raises ConfigError."""
+def read_answers(files: Sequence[Path], vocab_size: int) -> list[Answer]:
+    """Returns the answers of all files in turn, whose tokens are among vocab_size ones. Raises
+    ConfigError."""
     decoder, found = msgspec.json.Decoder(Answer), []
     for file in files:
         try:
-            found += [decoder.decode(line) for line in file.read_bytes().splitlines()]
+            read = [decoder.decode(line) for line in file.read_bytes().splitlines()]
         except msgspec.DecodeError as error:
             raise ConfigError(f"{file} has no answers of `headway head data`: {error}") from None
+        largest = max((max(answer.prompt + answer.answer, default=0) for answer in read), default=0)
+        if largest >= vocab_size:
+            raise ConfigError(
+                f"{file} has token {largest}, the model has {vocab_size:,} tokens; give answers of this model"
+            )
+        found += read
     return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from headway.engine.loading.eagle3 import OFFSETS
@@ -20,13 +21,17 @@ from headway.engine.training.trainer import Scores, Settings
 
 def write_head(folder: Path, target: Target, head: Head) -> None:
     """Writes config.json and the weights in bfloat16. The output layer consists of rows of the target's, and
-    is left out for a target with a tied embedding."""
+    is left out for a target with a tied embedding. Raises OSError."""
     ids = head.draft_ids.cpu()
     tensors = {name: tensor.bfloat16().cpu() for name, tensor in head.state_dict().items()}
     if not target.spec.tied:
         tensors[LM_HEAD] = target.lm_head[head.draft_ids].bfloat16().cpu()
     tensors[OFFSETS] = ids - torch.arange(len(ids))
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    file = folder / WEIGHTS_FILE
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from None
     content = {**head_config(target.spec, len(ids)), "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 

@@ -140,11 +140,17 @@ class Trainer:
 
     def run(self, may_go_on: Callable[[], bool], tell: Callable[[int, Scores], None]) -> None:
         """Takes steps until all are done or may_go_on returns false. tell: is called now and then with the
-        number of steps that are done and the scores of the last one."""
+        number of steps that are done and the scores of the last one. Raises ConfigError if the loss is not
+        finite."""
         while self.step < self.num_steps and may_go_on():
             found = self._learn(self._batches[self.step])
             self.step += 1
             if self.step % SHOWN_EVERY == 0 or self.step == self.num_steps:
+                if not found.losses.isfinite().all():
+                    raise ConfigError(
+                        f"the loss is {found.losses.tolist()} at step {self.step:,} with --learning-rate "
+                        f"{self._settings.learning_rate:g}; give a lower one and another --out"
+                    )
                 tell(self.step, found)
 
     def _learn(self, batch: Sequence[int]) -> Scores:
@@ -161,18 +167,26 @@ class Trainer:
         return Scores(found.losses.detach(), found.agreement)
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint with all that further steps depend on besides the data and the target."""
+        """Writes a checkpoint with all that further steps depend on besides the data and the target. Raises
+        OSError."""
         content = {
-            "settings": asdict(self._settings), "num_steps": self.num_steps, "answers": self._digest, "step": self.step,
-            "head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(),
+            **self._told(), "step": self.step, "head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(),
         }  # fmt: skip
         unfinished = folder / f".{CHECKPOINT}"
-        torch.save(content, unfinished)
+        try:
+            torch.save(content, unfinished)
+        except RuntimeError as error:  # in this way torch tells of a full disk
+            unfinished.unlink(missing_ok=True)
+            raise OSError(f"{unfinished} cannot be written; is the disk full? {error}") from None
         os.replace(unfinished, folder / CHECKPOINT)
 
     def _told(self) -> dict[str, object]:
         """Returns the values that a checkpoint must share with this trainer."""
-        return {**asdict(self._settings), "num_steps": self.num_steps, "answers": self._digest}
+        layer = hashlib.sha256()
+        for tensor in self._target.layer.state_dict().values():
+            layer.update(tensor.float().cpu().numpy().tobytes())
+        own = {"num_steps": self.num_steps, "answers": self._digest, "model": layer.hexdigest()}
+        return asdict(self._settings) | own
 
     def resume(self, folder: Path) -> None:
         """Continues from a saved checkpoint, if there is one. Raises ConfigError for one of other
@@ -182,15 +196,14 @@ class Trainer:
             return
         try:
             content = torch.load(file, map_location=self._target.lm_head.device, weights_only=True)
-        except (RuntimeError, EOFError, UnpicklingError) as error:
+        except (RuntimeError, EOFError, KeyError, UnpicklingError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; remove it to begin anew") from None
         own = self._told()
-        saved = {**content["settings"], **{name: content.get(name) for name in ("num_steps", "answers")}}
         if changed := [
-            f"{name} {saved.get(name)}, not {own[name]}" for name in own if saved.get(name) != own[name]
+            f"{name} {content.get(name)}, not {own[name]}" for name in own if content.get(name) != own[name]
         ]:
             raise ConfigError(
-                f"{file} was made with {', '.join(changed)}; give the same settings and data, or another --out"
+                f"{file} was made with {', '.join(changed)}; give the same model, settings and data, or another --out"
             )
         self.head.load_state_dict(content["head"])
         self._optimizer.load_state_dict(content["optimizer"])

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from headway_testing import tiny_tokenizers
@@ -123,7 +124,7 @@ def test_answers_that_are_finished_outlive_an_interrupt(
     monkeypatch.setattr(command, "sample", interrupted_sampling)
     arguments = ["data", str(model), "--prompts", "-", "--out", str(tmp_path), "--max-tokens", "20"]
     assert main([*arguments, "--device", "cpu", "--dtype", "float32"]) == 130
-    found = read_answers([tmp_path / "answers-0.jsonl"])
+    found = read_answers([tmp_path / "answers-0.jsonl"], 64)
     assert 1 <= len(found) < 36
     assert all(len(answer.answer) == 20 for answer in found)
 
@@ -162,16 +163,89 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         answers_of(160),
         replace(SETTINGS, learning_rate=0.1),
     )
-    with pytest.raises(ConfigError, match=r"learning_rate 0\.005, not 0\.1; give the same settings"):
+    with pytest.raises(ConfigError, match=r"learning_rate 0\.005, not 0\.1; give the same model"):
         other.resume(tmp_path)
     changed = answers_of(160)
     changed[0].answer[0] = (changed[0].answer[0] + 1) % 16
     of_other_data = Trainer(load_target(model, device="cpu", dtype="float32"), changed, SETTINGS)
-    with pytest.raises(ConfigError, match=r"answers \w+, not \w+; give the same settings and data"):
+    with pytest.raises(ConfigError, match=r"answers \w+, not \w+; give the same model, settings and data"):
         of_other_data.resume(tmp_path)
-    (tmp_path / CHECKPOINT).write_bytes(b"PK")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        other.resume(tmp_path)
+    larger = save(tiny_model("LlamaForCausalLM", vocab_size=64), "LlamaForCausalLM", tmp_path / "larger")
+    with pytest.raises(ConfigError, match=r"model \w+, not \w+; give the same model"):
+        trainer_of(larger).resume(tmp_path)
+    for content in (b"PK", b"hello"):
+        (tmp_path / CHECKPOINT).write_bytes(content)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            other.resume(tmp_path)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
+    target = load_target(circle(tmp_path / "model"), device="cpu", dtype="float32")
+    trainer = Trainer(target, answers_of(160), replace(SETTINGS, learning_rate=1e30))
+    with pytest.raises(ConfigError, match=r"the loss is \[.*nan.*\] at step 10 with --learning-rate 1e\+30"):
+        trainer.run(lambda: True, lambda *_: None)
+
+
+def test_a_full_disk_is_reported_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data, out = circle(tmp_path / "model"), tmp_path / "data.jsonl", tmp_path / "head"
+    data.write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers_of(160)))
+    arguments = ["train", str(model), "--data", str(data), "--out", str(out), "--held-out", "6"]
+    arguments += ["--device", "cpu", "--batch-tokens", "512"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", refused)
+        patch.setattr(Trainer, "_learn", None)
+        assert main(arguments) == 1
+    assert ".checkpoint.pt cannot be written; is the disk full? unexpected pos" in capsys.readouterr().err
+    assert list(out.iterdir()) == []
+    assert main([*arguments[:4], "--out", str(model), *arguments[6:]]) == 1
+    assert f"{model} has a model or a finished head; give another --out" in capsys.readouterr().err
+
+
+def refused(content: object, file: Path) -> None:
+    """What torch.save does on a full disk."""
+    file.write_bytes(b"a part")
+    raise RuntimeError("unexpected pos 53248 vs 53200")
+
+
+def test_answers_with_tokens_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_bytes(msgspec.json.encode(Answer([1, 64], [2], 0.0)))
+    with pytest.raises(
+        ConfigError, match="has token 64, the model has 64 tokens; give answers of this model"
+    ):
+        read_answers([tmp_path / "answers.jsonl"], 64)
+
+
+def test_time_that_is_over_before_the_first_answer_writes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = circle(tmp_path / "model"), tmp_path / "data"
+    monkeypatch.setattr(command, "read_prompts", lambda file, folder: [[1, 2]])
+    arguments = ["data", str(model), "--prompts", "-", "--out", str(out), "--max-tokens", "20"]
+    assert main([*arguments, "--device", "cpu", "--dtype", "float32", "--minutes", "0"]) == 1
+    assert "--minutes 0 was over before the first answer began; give more" in capsys.readouterr().err
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--temperatures", "x", "'x' is no list of numbers from 0 to 2, such as 0,0.8"),
+        ("--temperatures", "0,nan", "'0,nan' is no list of numbers from 0 to 2"),
+        *(
+            ("--learning-rate", value, f"'{value}' is no number above 0")
+            for value in ("0", "nan", "inf", "x")
+        ),
+    ],
+)
+def test_a_flag_names_the_numbers_that_it_takes(
+    flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["data", "-", "--prompts", "-"] if flag == "--temperatures" else ["train", "-", "--data", "-"]
+    with pytest.raises(SystemExit):
+        main([*own, "--out", "-", flag, value])
+    assert message in capsys.readouterr().err
 
 
 def test_a_head_is_trained_from_prompts_to_a_card_and_drafts_what_the_model_says(
@@ -199,7 +273,7 @@ def test_a_head_is_trained_from_prompts_to_a_card_and_drafts_what_the_model_says
         == 0
     )
     data = Path(capsys.readouterr().out.strip())
-    greedy = [a for a in read_answers([data]) if a.temperature == 0]
+    greedy = [a for a in read_answers([data], 64) if a.temperature == 0]
     assert len(greedy) == 18
     assert all(a.answer == [(a.prompt[-1] + 1 + n) % 40 for n in range(20)] for a in greedy)
 
@@ -299,6 +373,28 @@ def test_prompts_are_read_from_texts_and_messages(tmp_path: Path) -> None:
         ConfigError, match=r"line 1 of .* is neither a prompt nor messages for a model with a chat template"
     ):
         read_prompts(tmp_path / "chats.jsonl", plain)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("\n \n", "has no prompts; give a file with one on each line"),
+        ('{"prompt": "a"}\n{"prompt": \n', "line 2 of .* is no JSON"),
+        ("[1, 2]", "line 1 of .* does not fit the model's chat template: 'int' object has no"),
+        ("[]", "line 1 of .* does not fit the model's chat template: .*empty conversation"),
+        (
+            '[{"role": "assistant", "content": "x"}]',
+            "line 1 of .* does not fit the model's chat template: the first message must not be an answer",
+        ),
+    ],
+    ids=["empty", "no JSON", "numbers", "no messages", "refused by the template"],
+)
+def test_a_prompt_that_cannot_be_read_is_refused_with_its_line(
+    content: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(tmp_path / "prompts.jsonl", save_with_template(tmp_path / "chat"))
 
 
 def test_answers_end_and_are_penalised_as_a_server_would_have_it(tmp_path: Path) -> None:
