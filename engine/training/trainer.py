@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+from torch.nn import functional
 
 from headway.engine.protocol.errors import ConfigError
 from headway.engine.training.answers import Answer
@@ -99,7 +100,7 @@ def scores(target: Target, head: Head, answers: Sequence[Answer], max_length: in
     device = target.lm_head.device
     texts = [(a.prompt + a.answer)[:max_length] for a in answers]
     count = max(map(len, texts))
-    ids = torch.tensor([text + [0] * (count - len(text)) for text in texts], device=device)
+    ids = _sent([text + [0] * (count - len(text)) for text in texts], device)
     # The carry of slot i is at place i - 1 and predicts token i + 1.
     firsts = [max(len(a.prompt) - 2, UNROLLED - 1) for a in answers]
     places = [
@@ -107,19 +108,24 @@ def scores(target: Target, head: Head, answers: Sequence[Answer], max_length: in
         for row, (first, text) in enumerate(zip(firsts, texts, strict=True))
         for place in range(first, len(text) - 2)
     ]
-    chosen = torch.tensor(places, device=device)
+    chosen = _sent(places, device)
     view = target.view(ids)
     logits = target.logits(view.hidden[:, 1:].flatten(0, 1).index_select(0, chosen))
     likeliest = logits.argmax(-1)
-    wanted = (logits.index_select(1, head.draft_ids) - logits.logsumexp(-1, keepdim=True)).exp()
+    wanted = logits.log_softmax(-1).index_select(1, head.draft_ids).exp()
     del logits
     losses, agreement = [], []
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         for carry in head.unrolled(view):
             own = head.logits(carry.flatten(0, 1).index_select(0, chosen))
-            losses.append(-(wanted * own.log_softmax(-1)).sum(-1).mean())
+            losses.append(functional.cross_entropy(own, wanted))
             agreement.append((head.draft_ids[own.argmax(-1)] == likeliest).float().mean())
     return Scores(torch.stack(losses), torch.stack(agreement))
+
+
+def _sent(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Returns the values on the device, for whose earlier work the host does not wait."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 class Trainer:
@@ -159,9 +165,9 @@ class Trainer:
             group["lr"] = rate
         answers = [self._answers[index] for index in batch]
         found = scores(self._target, self.head, answers, self._settings.max_length)
-        weights = found.losses.new_tensor(STEP_WEIGHTS)
         self._optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward((found.losses * weights).sum())
+        weighted = [weight * loss for weight, loss in zip(STEP_WEIGHTS, found.losses, strict=True)]
+        torch.autograd.backward(torch.stack(weighted).sum())
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), CLIPPED_NORM)
         self._optimizer.step()
         return Scores(found.losses.detach(), found.agreement)

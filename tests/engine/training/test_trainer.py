@@ -25,7 +25,7 @@ from headway.engine.training import __main__ as command
 from headway.engine.training.__main__ import load_target, main, measured_acceptance
 from headway.engine.training.answers import Answer, Defaults, read_answers, read_prompts, sample, split
 from headway.engine.training.folder import write_head
-from headway.engine.training.head import Head
+from headway.engine.training.head import UNROLLED, Head
 from headway.engine.training.trainer import (
     CHECKPOINT,
     Scores,
@@ -33,6 +33,7 @@ from headway.engine.training.trainer import (
     Trainer,
     batches_of,
     frequent_ids,
+    scores,
     share_drafted,
 )
 
@@ -63,6 +64,33 @@ def test_each_unrolled_step_is_a_draft_of_a_round(architecture: str, tmp_path: P
         for step, (carry, logits) in enumerate(zip(carries, wanted, strict=True)):
             found = head.logits(carry[0, length - 2 + step])
             assert torch.allclose(found, logits, atol=2e-4), (length, step)
+
+
+@torch.no_grad()
+def test_scores_are_means_over_the_tokens_of_answers(tmp_path: Path) -> None:
+    """Each token of an answer that all drafts can reach counts once, with the target's probabilities."""
+    model = tiny_model("LlamaForCausalLM")
+    folder, oracle = save(model, "LlamaForCausalLM", tmp_path / "model"), TrainedHeadOracle(model)
+    target = load_target(folder, device="cpu", dtype="float32")
+    head = Head(target, oracle.ids, seed=0)
+    head.load_state_dict(oracle.state_dict())
+    text = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    answers = [Answer(text[:7], text[7:13], 0.0), Answer(text[13:14], text[14:22], 0.8), Answer(text[22:30], text[30:], 0.8)]  # fmt: skip
+    losses: list[list[float]] = []
+    agreement: list[list[float]] = []
+    for answer in answers:
+        whole = (answer.prompt + answer.answer)[:16]
+        for place in range(max(len(answer.prompt), UNROLLED + 1), len(whole)):
+            before = torch.tensor(whole[:place])[None]
+            wanted = model(before).logits[0, -1].double().softmax(-1)
+            own = [head.logits(carry[0, -1]) for carry in head.unrolled(target.view(before))]
+            losses.append(
+                [-float((wanted[oracle.ids] * each.double().log_softmax(-1)).sum()) for each in own]
+            )
+            agreement.append([float(oracle.ids[each.argmax()] == wanted.argmax()) for each in own])
+    found = scores(target, head, answers, 16)
+    assert torch.allclose(found.losses, torch.tensor(losses).mean(0), atol=1e-5)
+    assert torch.allclose(found.agreement, torch.tensor(agreement).mean(0))
 
 
 def test_a_new_head_begins_as_the_models_own_layer(tmp_path: Path) -> None:
