@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shlex
 import sys
 import time
@@ -60,6 +61,8 @@ def run(arguments: argparse.Namespace) -> tuple[list[Figures], list[Interference
     """Raises UsageError, httpx.HTTPError, httpx.InvalidURL."""
     if (file := arguments.json) is not None and not file.parent.is_dir():
         raise UsageError(f"--json is {file}, and {file.parent} is no folder; make it, or name another file")
+    if file is not None and file.is_dir():
+        raise UsageError(f"--json is {file}, which is a folder; name a file")
     long_prompts = _long_prompts(arguments)
     texts, plain = _texts(arguments.prompts), _plain_milliseconds(arguments.baseline)
     levels = _levels(arguments)
@@ -222,7 +225,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: http://127.0.0.1:8000)")
+    add("--base-url", type=_url, default="http://127.0.0.1:8000", metavar="URL",
+        help="(default: http://127.0.0.1:8000)")  # fmt: skip
     add("--concurrency", type=_list_of(_count), metavar="N,N",
         help="closed loop: streams at once (default: 1,32,128 unless there is a rate)")  # fmt: skip
     add(
@@ -253,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.0, metavar="T", help="(default: 0)")
     add("--seed", type=int, default=0, metavar="N", help="the seed of prompts and requests (default: 0)")
     add("--model", metavar="NAME", help="sent with each request (default: none)")
-    add("--api-key", metavar="KEY", help="sent with each request")
+    add("--api-key", type=_key, metavar="KEY", help="sent with each request")
     add(
         "--vocab-size", type=_count, metavar="N", help="vocabulary of random tokens (default: that of /ready)"
     )
@@ -281,6 +285,19 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return number
+
+
+def _url(text: str) -> str:
+    """Accepts a server's URL, with or without the /v1 that clients' base URLs end in."""
+    if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as http://localhost:8000")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def _key(text: str) -> str:
+    if not re.fullmatch("[!-~]+", text):
+        raise argparse.ArgumentTypeError("a key has 1 character or more, printable ASCII without spaces")
+    return text
 
 
 def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

@@ -164,8 +164,8 @@ def test_a_level_without_requests_is_no_baseline_and_told(
             "--prompt-every is 3, it must be below --duration, 3, for",
         ),
         (["--base-url", "http://[::1"], "http://[::1 cannot be used: Invalid"),
-        (["--base-url", "localhost:9"], "localhost:9 cannot be used: Request URL"),
         (["--json", "/nope/x.json"], "--json is /nope/x.json, and /nope is no folder"),
+        (["--json", "/"], "--json is /, which is a folder; name a file"),
         (["--prompts", "/dev/null"], "--prompts is /dev/null, which has no line"),
     ],
     ids=[
@@ -176,8 +176,8 @@ def test_a_level_without_requests_is_no_baseline_and_told(
         "no-prompt-in-10-s",
         "no-prompt-in-3-s",
         "no-url",
-        "no-scheme",
         "no-folder",
+        "json-is-a-folder",
         "no-prompts",
     ],
 )
@@ -188,6 +188,31 @@ def test_what_cannot_be_done_is_one_line_and_status_1(
     error = capsys.readouterr().err
     assert error.startswith("headway: ")
     assert complaint in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["--base-url", "localhost:9"],
+            "--base-url: 'localhost:9' is no URL such as http://localhost:8000\n",
+        ),
+        (["--api-key", "ké"], "--api-key: a key has 1 character or more, printable ASCII without spaces\n"),
+        (["--api-key", ""], "--api-key: a key has 1 character or more, printable ASCII without spaces\n"),
+    ],
+    ids=["no-scheme", "key-not-ascii", "empty-key"],
+)
+def test_a_url_and_a_key_are_what_they_are_elsewhere(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(arguments)
+    assert capsys.readouterr().err.endswith(complaint)
+
+
+def test_the_url_may_end_as_that_of_clients_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--base-url", "http://127.0.0.1:9/v1"]) == 1
+    assert capsys.readouterr().err.startswith("headway: http://127.0.0.1:9 cannot be used: ")
 
 
 def test_a_file_that_cannot_be_written_is_one_line_below_the_figures(
