@@ -329,7 +329,8 @@ def _run_on_engine(command: str, arguments: Sequence[str]) -> int:
 
 def _chat(settings: Settings) -> int:
     values = settings.read(_options(CHAT_GROUPS))
-    return _command("cli.chat", "chat")(_build(ChatConfig, values), settings.typed.model)
+    model = replace(settings, environment={}).value(options.MODEL_NAME)  # one of the server's, no folder
+    return _command("cli.chat", "chat")(_build(ChatConfig, values), model)
 
 
 def _warm_up(settings: Settings) -> int:

@@ -16,14 +16,13 @@ import yaml
 
 from headway.engine import ConfigError
 from headway.server.cli.foreign_flags import HARMLESS, is_harmless, refusal
-from headway.server.cli.options import CONFIG, Option
+from headway.server.cli.options import CONFIG, CONTROL_CHARACTERS, Option
 from headway.server.cli.redaction import shortened
 
 TEXT_TAG = "tag:yaml.org,2002:str"
 _MAX_BYTES = 2**20
 _NOTHING = ("", "~", "null", "Null", "NULL")  # as plain scalars, without quotes
 _NEEDS_QUOTES = "a value that begins with *, & or ! needs quotes"
-_CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def read_config_file(path: str, options: Iterable[Option]) -> ConfigFile:
         line = f"{path}, line {key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
             raise ConfigError(f"{line}: a key is a list or a mapping, it must be the name of a flag")
-        if _CONTROL_CHARACTERS.search(key.value):
+        if CONTROL_CHARACTERS.search(key.value):
             raise ConfigError(f"{line}: the key {shortened(key.value)!r} has control characters; remove them")
         source = f"{line}: {shortened(key.value)}"
         option = by_flag.get(key.value.replace("_", "-"))
@@ -127,6 +126,6 @@ def _text(source: str, value: yaml.Node, wanted: str) -> str:
         raise ConfigError(f"{source} has a tag; {_NEEDS_QUOTES}")
     if value.style is None and value.value in _NOTHING:
         raise ConfigError(f"{source} has no value; give one, or leave the key out")
-    if _CONTROL_CHARACTERS.search(value.value):
+    if CONTROL_CHARACTERS.search(value.value):
         raise ConfigError(f"{source} has a line break or another control character; write it without")
     return str(value.value)

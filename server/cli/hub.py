@@ -66,7 +66,8 @@ def model_name(source: ModelSource) -> str:
     if source.name is None:
         return EMBEDDED_NAME
     path = _path(source.name)
-    return path.resolve().name if is_folder(path) else source.name
+    # The working directory may have a name that is not UTF-8, which no answer could carry.
+    return path.resolve().name.encode(errors="replace").decode() if is_folder(path) else source.name
 
 
 def _path(name: str) -> Path:

@@ -16,6 +16,14 @@ MAX_REPLAYS = 1000
 _INT_LIMIT = 2**63  # the range of integers in the engine's messages
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def parse_name(text: str) -> str:
+    """Accepts a name or a path: an empty one would be the working directory."""
+    if not text or CONTROL_CHARACTERS.search(text):
+        raise ValueError("1 character or more, without control characters")
+    return text
 
 
 def parse_size(text: str) -> int:
@@ -101,7 +109,7 @@ def parse_key(text: str) -> str:
 def parse_pem_path(text: str) -> str:
     if "-----BEGIN" in text:
         raise ValueError("the path of a file in PEM form, not what the file holds")
-    return text
+    return parse_name(text)
 
 
 def parse_seconds(text: str) -> float:
@@ -201,13 +209,17 @@ class Option:
 # The model, which most commands take as a positional argument.
 MODEL_NAME = Option("model", str, None, "a folder or ORG/NAME", "MODEL")
 CONFIG = Option(
-    "config", str, None, "a YAML file with one key a flag, such as max-running: 64, and the key model", "FILE"
+    "config",
+    parse_name,
+    None,
+    "a YAML file with one key a flag, such as max-running: 64, and the key model",
+    "FILE",
 )
 SERVER = [
     CONFIG,
-    Option("host", str, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
+    Option("host", parse_name, "127.0.0.1", "address to listen on; 0.0.0.0 for all", "NAME"),
     Option("port", parse_port, 8000, "port to listen on; 0 for any free one"),
-    Option("unix-socket", str, None, "listen at this path instead of host and port", "PATH"),
+    Option("unix-socket", parse_name, None, "listen at this path instead of host and port", "PATH"),
     Option("tls-cert", parse_pem_path, None, "serve https with this certificate (PEM); needs --tls-key", "PATH", is_secret=True),
     Option("tls-key", parse_pem_path, None, "the key of --tls-cert", "PATH", is_secret=True),
     Option("drain-seconds", parse_seconds, 30.0, "how long SIGTERM waits for running requests", "S"),
@@ -232,10 +244,10 @@ ACCESS = [
     Option("cors-origin", parse_origin, [], "allow requests of web pages of this origin, * for all; may be given again", "URL", is_list=True),
 ]  # fmt: skip
 REQUESTS = [
-    Option("served-model-name", str, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
+    Option("served-model-name", parse_name, [], "the model's name in the API (default: its folder or ORG/NAME); may be given again: "
            "all are accepted, answers carry the first", "NAME", is_list=True),
-    Option("chat-template", str, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
-    Option("tool-format", str, None, "the format of the model's tool calls and reasoning, such as hermes, qwen_xml or llama_json; plain for none "
+    Option("chat-template", parse_name, None, "a file with the Jinja template that turns chats into prompts (default: the model's own)", "FILE"),
+    Option("tool-format", parse_name, None, "the format of the model's tool calls and reasoning, such as hermes, qwen_xml or llama_json; plain for none "
            "(default: the one found in its chat template; /ready shows it)", "NAME", is_for_few=True),
     Option("max-body", parse_body_size, 8 * 2**20, "the largest body of a request (default: 8MiB)", "SIZE"),
     Option("request-timeout", parse_seconds, 0.0, "a request that takes longer fails (default: 0, no limit)", "S"),
@@ -247,12 +259,12 @@ REQUESTS = [
 TELEMETRY = [
     Option("log-level", one_of("debug", "info", "warning", "error"), "info", "debug, info, warning or error", "NAME"),
     Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
-    Option("otlp-endpoint", str, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
+    Option("otlp-endpoint", parse_name, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
     Option("metrics-names", one_of("headway", "vllm", "both"), "headway", "whose names the metrics have: headway, vllm "
            "(for dashboards, autoscalers and benchmarks made for vLLM), or both", "NAME", is_for_few=True),
 ]  # fmt: skip
 MODEL = [
-    Option("revision", str, None, "branch, tag or commit on the Hub", "NAME"),
+    Option("revision", parse_name, None, "branch, tag or commit on the Hub", "NAME"),
     Option("device", one_of("auto", "cpu", "cuda"), "auto", "auto, cpu or cuda", "NAME"),
     Option("dtype", one_of("auto", "float32", "float64", "bfloat16", "float16"), "auto",
            "auto (float32 on the CPU, else the model's own), float32, float64, bfloat16, float16", "NAME"),
@@ -278,7 +290,7 @@ SPECULATION = [
     Option("depth", parse_depth, "auto", f"drafts a round: auto (chosen for each round, 0 to --max-depth) or 0 to {MAX_DEPTH}; "
            "0 turns speculation off. Changes the speed, not the text of a stream"),
     Option("max-depth", parse_int, None, f"the most drafts of a round that auto chooses, 0 to {MAX_DEPTH} (default: {DEFAULT_MAX_DEPTH})"),
-    Option("drafter", str, "auto", "the source of drafts, which cannot change the text: mtp (the model's MTP head), ngram (the "
+    Option("drafter", parse_name, "auto", "the source of drafts, which cannot change the text: mtp (the model's MTP head), ngram (the "
            "tokens after an earlier occurrence of the last tokens in the prompt or the output; for every model), none, auto (mtp if the "
            "model has a head, else none), or the folder or ORG/NAME of an EAGLE-3 head for the model, or of a smaller model with its vocabulary; "
            "with ,ngram appended, each request gets n-gram drafts while these are accepted more often", "NAME"),

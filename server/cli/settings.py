@@ -60,7 +60,10 @@ class Settings:
 
 def _parse(option: Option, source: str, text: str) -> Value:
     try:
+        text.encode()
         return option.parse(text)
+    except UnicodeEncodeError:  # Python reads such bytes as lone surrogates
+        raise ConfigError(f"{source} has bytes that are not UTF-8; convert it, such as with iconv") from None
     except ValueError as error:
         raise ConfigError(f"{source} is {_shown(option, text)}, it must be {error}") from None
 

@@ -323,6 +323,15 @@ WRONG = [
         "HEADWAY_KV_CACHE_MEMORY is '99999999TiB', it must be a size below 8 EiB",
     ),
     ("HEADWAY_DRAIN_SECONDS", "nan", "HEADWAY_DRAIN_SECONDS is 'nan'"),
+    *(
+        (name, "", f"{name} is '', it must be 1 character or more, without control characters")
+        for name in (
+            "HEADWAY_SERVED_MODEL_NAME",
+            "HEADWAY_DRAFTER",
+            "HEADWAY_UNIX_SOCKET",
+            "HEADWAY_CHAT_TEMPLATE",
+        )
+    ),
     ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
     ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is a text of 3 characters (not shown), it must be"),
 ]
@@ -443,6 +452,36 @@ def test_a_prompt_that_is_not_utf8_is_one_line_and_status_1(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8", errors))
     assert cli.main(["complete", prompt]) == 1
     assert capsys.readouterr().err.startswith("headway: PROMPT has bytes that are not UTF-8; ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--served-model-name", "a\udcff"],
+        ["serve", "a\udcff"],
+        ["inspect", "--drafter", "a\udcff"],
+        ["chat", "--system", "a\udcff"],
+        ["chat", "--model", "a\udcff"],
+        ["complete", "x", "--stop", "a\udcff"],
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_is_not_utf8_is_one_line_and_status_1(
+    arguments: list[str], served: list[Served], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.endswith(" has bytes that are not UTF-8; convert it, such as with iconv\n")
+    assert error.count("\n") == 1
+    assert not served
+
+
+def test_a_served_name_has_no_control_characters(
+    served: list[Served], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--served-model-name", "a\nb"]) == 1
+    assert "it must be 1 character or more, without control characters" in capsys.readouterr().err
+    assert not served
 
 
 @pytest.mark.parametrize(("command", "module"), [("quantize", "quantize"), ("head", "training")])

@@ -221,6 +221,14 @@ def test_a_folder_is_served_as_it_is_under_its_own_name(tmp_path: Path) -> None:
     assert model_name(ModelSource("ORG/NAME")) == "ORG/NAME"
 
 
+def test_the_name_of_a_working_directory_that_is_not_utf8_can_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a\udcff").mkdir()
+    monkeypatch.chdir(tmp_path / "a\udcff")
+    assert model_name(ModelSource(".")) == "a?"
+
+
 def test_without_a_name_it_is_the_embedded_model() -> None:
     assert model_folder(ModelSource()).name == "demo"
     assert model_name(ModelSource()) == EMBEDDED_NAME
