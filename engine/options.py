@@ -232,5 +232,6 @@ def check_logits_processors(config: EngineConfig, outline: Outline, available: i
         raise ConfigError(
             f"penalties and biases of {config.num_rows} requests over {vocab_size:,} tokens take "
             f"{format_bytes(needed)}, the limit is {format_bytes(limit)} ({MAX_PROCESSORS_SHARE:.0%} of what "
-            f"is available on {config.device}); lower --max-running to {most}"
+            f"is available on {config.device}); "
+            + (f"lower --max-running to {most}" if most else "use a device with more memory")
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it is not there")
     arguments = parser.parse_args(argv)
     write_folder(arguments.name, arguments.folder)
-    print(f"headway serve {arguments.folder} --load-format dummy")
+    print(shlex.join(["headway", "serve", str(arguments.folder), "--load-format", "dummy"]))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         with_lm_head=arguments.quantize_lm_head, device=device, progress=_show,
     )  # fmt: skip
     print(_told(written, time.monotonic() - started))
-    print(f"headway serve {arguments.folder}")
+    print(shlex.join(["headway", "serve", str(arguments.folder)]))
     return 0
 
 

@@ -357,7 +357,8 @@ def _inspect(settings: Settings) -> int:
     values = settings.read(_options(INSPECT_GROUPS))
     config, source = _build(InspectConfig, values), _source(settings, values)
     with closing(EngineInspector()) as engine:  # it imports torch while this process imports the command
-        return _command("cli.inspect", "inspect")(config, source, _engine_config(values), engine)
+        flags = settings.typed_flags(o for o in _options(SERVE_GROUPS) if o.key in values)
+        return _command("cli.inspect", "inspect")(config, source, _engine_config(values), engine, flags)
 
 
 def _complete(settings: Settings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,16 @@ MAX_NAMES_SHOWN = 8
 
 
 def inspect(
-    config: InspectConfig, source: ModelSource, engine_config: EngineConfig, engine: EngineInspector
+    config: InspectConfig,
+    source: ModelSource,
+    engine_config: EngineConfig,
+    engine: EngineInspector,
+    flags: list[str],
 ) -> int:
-    """Returns the exit status. Raises ConfigError, ReaderGoneError, and ModelError for a model that is not
-    on this machine."""
+    """Returns the exit status. flags: those of the command line that `headway serve` needs, too.
+
+    Raises ConfigError, ReaderGoneError, and ModelError for a model that is not on this machine.
+    """
     if config.gpu_memory is not None and engine_config.device == "cpu":
         raise ConfigError("--gpu-memory names a GPU, but --device is cpu; leave one of the two out")
     folder = model_folder(source, may_download=False)
@@ -34,7 +41,7 @@ def inspect(
         template_file=None if config.chat_template is None else Path(config.chat_template),
         tool_format=config.tool_format,
     )
-    show(_as_json(report) if config.json else _as_text(report))
+    show(_as_json(report) if config.json else _as_text(report, flags))
     return 0 if report.is_servable else NOT_SERVABLE
 
 
@@ -42,7 +49,7 @@ def _as_json(report: ModelReport) -> str:
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
 
 
-def _as_text(report: ModelReport) -> str:
+def _as_text(report: ModelReport, flags: list[str]) -> str:
     model = report.model
     family = f", family {model.family}" if model.family is not None else ""
     lines = {"model": f"{report.name} ({model.architecture or 'no architecture'}{family})"}
@@ -55,7 +62,8 @@ def _as_text(report: ModelReport) -> str:
     table = "\n".join(f"  {name:<8} {value}" for name, value in lines.items())
     warnings = "".join(f"  warning: {warning}\n" for warning in report.warnings)
     problems = "".join(f"  problem: {problem}\n" for problem in report.problems)
-    verdict = f"can be served: headway serve {report.folder}" if report.is_servable else "cannot be served"
+    command = shlex.join(["headway", "serve", report.folder, *flags])
+    verdict = f"can be served: {command}" if report.is_servable else "cannot be served"
     return f"{table}\n{warnings}{problems}  {verdict}\n"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headway.engine import ConfigError
 from headway.server.cli.config_file import NO_FILE, ConfigFile
-from headway.server.cli.options import Option, Value
+from headway.server.cli.options import Option, Value, parse_switch
 from headway.server.cli.redaction import shortened, without_credentials
 
 
@@ -34,6 +34,15 @@ class Settings:
         source, texts = given
         values = [_parse(option, source, text) for text in texts]
         return [str(value) for value in values] if option.is_list else values[-1]
+
+    def typed_flags(self, options: Iterable[Option]) -> list[str]:
+        """Returns the part of the command line that sets these options, to be typed again."""
+        flags: list[str] = []
+        for option in options:
+            typed = getattr(self.typed, option.key, None)
+            for text in typed if isinstance(typed, list) else [] if typed is None else [typed]:
+                flags += [f"--{option.flag}", text][: 1 if option.parse is parse_switch else 2]
+        return flags
 
     def name_the_source(self, error: ConfigError, options: Iterable[Option]) -> ConfigError:
         """Returns the error with the variable, or the key of the file, in place of a flag that was not

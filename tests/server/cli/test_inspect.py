@@ -99,7 +99,7 @@ def test_a_model_that_can_be_served_is_told_line_by_line(folder: Path, tell: Any
     assert lines["floor"] == (
         "1.0 MiB of weights a round with 3 drafts; 378.0 KiB of weights a round without drafts"
     )
-    assert lines["can"] == f"be served: headway serve {folder}"
+    assert lines["can"] == f"be served: headway serve {folder} --device cpu --max-running 4"
 
 
 def test_of_a_mixture_of_experts_the_parameters_that_a_token_meets_are_told(
@@ -170,6 +170,23 @@ def test_a_named_gpu_is_told_without_one(tell: Any, folder: Path) -> None:
     assert status == 0
     assert lines_of(out)["device"] == "cuda, 79.5 GiB available"
     assert "served as float32" in lines_of(out)["weights"]
+
+
+def test_no_memory_at_all_is_not_mended_by_fewer_requests(tell: Any, folder: Path) -> None:
+    status, out, _ = tell(folder, "--gpu-memory", "0")
+    assert status == NOT_SERVABLE
+    assert "(25% of what is available on cuda); use a device with more memory" in out
+
+
+def test_the_command_that_serves_has_the_flags_that_were_inspected(tell: Any, tmp_path: Path) -> None:
+    tiny_tokenizers.save_with_template(tmp_path / "a model", QWEN)
+    folder = random_mimo(tmp_path / "a model", vocab_size=600)
+    _, out, _ = tell(folder, "--device", "cpu", "--gpus", 2, "--no-prefix-caching", "--max-model-len=64")
+    assert out.splitlines()[-1] == (
+        f"  can be served: headway serve '{folder}' --device cpu --max-model-len 64 --tensor-parallel-size 2 --no-prefix-caching"
+    )
+    _, out, _ = tell(folder, "--gpu-memory", "80GiB")
+    assert out.splitlines()[-1] == f"  can be served: headway serve '{folder}'"
 
 
 def test_sizes_are_those_of_each_rank(tell: Any, tmp_path: Path) -> None:
