@@ -29,6 +29,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 MAX_TIDIED = 4096
 MAX_NAME = 64  # characters of an unknown name that an error repeats
 MAX_EXACT = 2**53  # whole numbers up to here are exact as floats
+_NUMBERS = "numbers may be -1.79e308 to 1.79e308"
 MAX_UNKNOWN = 1024  # unknown names of one body that are compared with known ones, and reported
 MIN_LIKENESS = 0.8  # the similarity of a name that is suggested instead of an unknown one
 
@@ -61,7 +62,7 @@ def _decode_again(body: bytes, kind: type[Body], ignored: list[str], refuses_unk
     try:
         value = msgspec.json.decode(body)
     except msgspec.ValidationError:  # without types only a number can be invalid
-        message = "the body has a number that is out of range; numbers may be -1.79e308 to 1.79e308"
+        message = f"the body has a number that is out of range; {_NUMBERS}"
         raise ApiError(message, code="invalid_value") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(error) from None
@@ -225,13 +226,15 @@ def _refusal(message: str) -> ApiError:
     absent = re.search(r"required field `([^`]*)`", what)
     if absent is not None:
         return missing(f"{path}.{absent[1]}" if path else absent[1])
+    if what == "Number out of range":
+        return ApiError(f"{name} is out of range; {_NUMBERS}", param=path or None, code="invalid_value")
     types = re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", what)
     if types is None:
         return ApiError(f"{name}: {what[:1].lower()}{what[1:]}", param=path or None, code="invalid_type")
     wanted = [_EXPECTED[word] for word in types[1].split(" | ") if word in _EXPECTED]
     found = _FOUND.get(types[2], types[2])
     if types[2] == "float" and "float" not in types[1].split(" | "):
-        found = "a number with a fraction"
+        found = "a number with a fraction, or beyond 2^53 with a point or an exponent"
     return ApiError(
         f"{name} is {found}, it must be {' or '.join(wanted)}", param=path or None, code="invalid_type"
     )

@@ -164,7 +164,11 @@ def test_a_whole_number_is_neutral_in_both_spellings_and_a_truth_value_is_no_num
     ("body", "param", "message"),
     [
         ({"temperature": "hot"}, "temperature", "temperature is a string, it must be a number"),
-        ({"max_tokens": 5.5}, "max_tokens", "max_tokens is a number with a fraction, it must be an integer"),
+        *(({"max_tokens": number}, "max_tokens",
+           "max_tokens is a number with a fraction, or beyond 2^53 with a point or an exponent, it must be an integer")
+          for number in (5.5, 1e30)),
+        *(({"temperature": number}, "temperature", "temperature is out of range; numbers may be -1.79e308 to 1.79e308")
+          for number in (10**400, -(10**400))),
         ({"stream": 1}, "stream", "stream is an integer, it must be true or false"),
         ({"n": True}, "n", "n is a boolean, it must be an integer"),
         ({"stop": 5}, "stop", "stop is an integer, it must be a string or an array"),
