@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from headway.server.cli.foreign_flags import INSTEAD, REMOVED, UsageError, refusal
+from headway.server.cli.foreign_flags import ALIASES, INSTEAD, REMOVED, UsageError, refusal
 
 PREFIX = "HEADWAY_"
 # Variables that a pod gets for a Service called headway, or headway-NAME: the protocol, number and address of
@@ -64,7 +64,7 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    instead = INSTEAD.get(_flag(name), "")
+    instead = INSTEAD.get(_flag(name)) or ALIASES.get(f"--{_flag(name)}", "")
     if re.fullmatch("--[a-z-]+", instead):
         return f"; use {PREFIX}{instead[2:].replace('-', '_').upper()}"
     names = [other.removeprefix(PREFIX) for other in known]

@@ -172,6 +172,8 @@ def refusal(flag: str, name: str, flags: Collection[str], value: str | None = No
         return f"{flag} is a flag of other servers: use {INSTEAD[name]}"
     if name in NOT_SERVED:
         return f"{flag} is a flag of other servers: {NOT_SERVED[name]}"
+    if f"--{name}" in ALIASES:  # on the command line alone
+        return f"there is no {flag}; use {ALIASES[f'--{name}']}"
     ours = {known.lstrip("-"): known for known in flags}
     near = get_close_matches(name, [*ours, *INSTEAD, *NOT_SERVED], n=1, cutoff=0.75)
     if near and near[0] not in ours:

@@ -133,6 +133,7 @@ def test_keys_of_other_servers_that_change_nothing_are_taken_with_a_word(
         ("depth: 3\nmax-depth: 2", 1, "depth is 3, it must be auto or at most --max-depth, which is 2"),
         ("host: ::1\nmax_running: 0", 2, "max_running is 0, it must be 1 to 4096"),
         ("max-depth: 1\nmax_depth: 2", 2, "max_depth is given a second time; leave one out"),
+        ("tp: 2", 1, "there is no tp; use --tensor-parallel-size"),
         ("max-num-seqs: 3", 1, "max-num-seqs is a flag of other servers: use --max-running"),
         ("enforce-eager: maybe", 1, "enforce-eager is 'maybe', only true or false is accepted"),
         ("enforce-eager: [true]", 1, "enforce-eager is a list, it must be true or false"),

@@ -52,6 +52,7 @@ def test_what_kubernetes_sets_for_a_service_is_ignored_and_told_once(
         ("HEADWAY_DEPHT", "did you mean HEADWAY_DEPTH?"),
         ("HEADWAY_APIKEY", "did you mean HEADWAY_API_KEY?"),
         ("HEADWAY_SERVED_MODEL_NAMES", "did you mean HEADWAY_SERVED_MODEL_NAME?"),
+        ("HEADWAY_TP", "use HEADWAY_TENSOR_PARALLEL_SIZE"),
         ("HEADWAY_MAX_NUM_SEQS", "use HEADWAY_MAX_RUNNING"),
         ("HEADWAY_COLOUR", "`headway serve --help-all` names all in brackets"),
     ],
