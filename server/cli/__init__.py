@@ -128,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = ["--model", *(f"--{option.flag}" for option in _options(groups))]
         _end_with_usage(arguments.command, _told_of_unknown(unknown[0], known))
     settings = Settings(arguments, _environment())
+    if arguments.command in ("inspect", "complete", "chat"):  # the others have a log
+        for line in _warnings_of_variables():
+            print(f"headway: {line}", file=sys.stderr)
     try:
         if arguments.command in FLAGS_OF_SERVERS:
             settings = _with_config_file(settings)
@@ -297,10 +300,14 @@ def _server_config(
     configure_logging(config.log_level, config.log_format)
     for line in (*settings.typed.remarks, *settings.file.remarks, *remarks_on_services(os.environ)):
         logger.info(line)
-    known = {o.variable for groups in ALL_GROUPS for o in (options.MODEL_NAME, *_options(groups))}
-    for line in warnings_of_unknown(os.environ, known):
+    for line in _warnings_of_variables():
         logger.warning(line)
     return config, values
+
+
+def _warnings_of_variables() -> list[str]:
+    known = {o.variable for groups in ALL_GROUPS for o in (options.MODEL_NAME, *_options(groups))}
+    return warnings_of_unknown(os.environ, known)
 
 
 def _serve(settings: Settings) -> int:

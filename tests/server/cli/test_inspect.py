@@ -172,6 +172,17 @@ def test_a_named_gpu_is_told_without_one(tell: Any, folder: Path) -> None:
     assert "served as float32" in lines_of(out)["weights"]
 
 
+def test_a_misspelt_variable_is_told_beside_the_report(
+    tell: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_DEPHT", "1")
+    status, out, err = tell(folder, "--device", "cpu", "--json")
+    assert (status, json.loads(out)["is_servable"]) == (0, True)
+    assert (
+        err == "headway: HEADWAY_DEPHT is ignored: there is no such variable; did you mean HEADWAY_DEPTH?\n"
+    )
+
+
 def test_no_memory_at_all_is_not_mended_by_fewer_requests(tell: Any, folder: Path) -> None:
     status, out, _ = tell(folder, "--gpu-memory", "0")
     assert status == NOT_SERVABLE
