@@ -24,6 +24,7 @@ from rich.table import Table
 
 from headway.engine.bench.measure import Post
 from headway.engine.bench.report import TABLE_WIDTH, keep_json
+from headway.engine.bench.settings import check_json
 from headway.engine.build import assemble
 from headway.engine.demo.heldout import heldout_prompts
 from headway.engine.loop import EngineLoop
@@ -68,8 +69,14 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     if not 1 <= given.texts <= 100:
         raise ConfigError(f"--texts is {given.texts}; set 1 to 100")
-    texts = heldout_prompts(Path(given.first))[: given.texts]
+    check_json(given.json)
     models = [given.first, given.second]
+    texts = heldout_prompts(Path(given.first))[: given.texts]
+    has_tokenizer = (Path(given.second) / "tokenizer.json").exists()
+    if has_tokenizer and heldout_prompts(Path(given.second))[: given.texts] != texts:
+        raise ConfigError(
+            f"{given.first} and {given.second} encode the texts differently; give models of one vocabulary"
+        )
     found = compare(models, texts, device=given.device, dtype=given.dtype, cpu_weights=given.cpu_weights)
     _show(found)
     keep_json(found, given.json)

@@ -87,3 +87,21 @@ def test_models_of_other_vocabularies_are_refused(tmp_path: Path, capsys: pytest
     assert "give a folder with a tokenizer.json" in capsys.readouterr().err
     shutil.rmtree(small)
     assert main([str(small), str(small)]) == 1
+
+
+def test_models_that_encode_texts_differently_are_refused_before_the_first_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = random_qwen2(tmp_path / "other", vocab_size=4096)
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = []
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert main([str(DEMO), str(other), "--texts", "1", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err.endswith("encode the texts differently; give models of one vocabulary\n")
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_first_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([str(DEMO), str(DEMO), "--json", "/"]) == 1
+    assert capsys.readouterr().err == "headway: --json is /, which is a folder; name a file\n"
