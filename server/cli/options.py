@@ -17,6 +17,7 @@ _INT_LIMIT = 2**63  # the range of integers in the engine's messages
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", start=1)}
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_URL = r"https?://[^/?#\s]+(/[^?#\s]*)?"
 
 
 def parse_name(text: str) -> str:
@@ -53,9 +54,16 @@ def parse_origin(text: str) -> str:
 
 def parse_url(text: str) -> str:
     """Accepts a server's URL, with or without the /v1 that clients' base URLs end in."""
-    if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", text):
+    if not re.fullmatch(_URL, text):
         raise ValueError("a URL such as http://localhost:8000")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def parse_endpoint(text: str) -> str:
+    """Accepts a collector's URL, as it is given."""
+    if not re.fullmatch(_URL, text):
+        raise ValueError("a URL such as http://localhost:4318")
+    return text
 
 
 def parse_switch(text: str) -> bool:
@@ -259,7 +267,7 @@ REQUESTS = [
 TELEMETRY = [
     Option("log-level", one_of("debug", "info", "warning", "error"), "info", "debug, info, warning or error", "NAME"),
     Option("log-format", one_of("human", "json"), "human", "lines for people, or a JSON object a line", "NAME"),
-    Option("otlp-endpoint", parse_name, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
+    Option("otlp-endpoint", parse_endpoint, None, "send OpenTelemetry spans to this collector, such as http://localhost:4318; needs the extra otel", "URL"),
     Option("metrics-names", one_of("headway", "vllm", "both"), "headway", "whose names the metrics have: headway, vllm "
            "(for dashboards, autoscalers and benchmarks made for vLLM), or both", "NAME", is_for_few=True),
 ]  # fmt: skip

@@ -332,6 +332,11 @@ WRONG = [
             "HEADWAY_CHAT_TEMPLATE",
         )
     ),
+    (
+        "HEADWAY_OTLP_ENDPOINT",
+        "localhost:4318",
+        "HEADWAY_OTLP_ENDPOINT is 'localhost:4318', it must be a URL such as http://localhost:4318",
+    ),
     ("HEADWAY_API_KEY", "", "HEADWAY_API_KEY is '', it must be 1 character or more"),
     ("HEADWAY_ADMIN_KEY", "a b", "HEADWAY_ADMIN_KEY is a text of 3 characters (not shown), it must be"),
 ]
