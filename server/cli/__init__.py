@@ -21,7 +21,14 @@ import msgspec
 import shtab
 
 from headway import __version__
-from headway.engine import ConfigError, EngineConfig, HeadwayError, configure_logging, wanted_drafter
+from headway.engine import (
+    MAX_DEPTH,
+    ConfigError,
+    EngineConfig,
+    HeadwayError,
+    configure_logging,
+    wanted_drafter,
+)
 from headway.server.base.config import ChatConfig, CompleteConfig, InspectConfig, ModelSource, ServerConfig
 from headway.server.cli import options
 from headway.server.cli.bench import COMMANDS, OF_THE_ENGINE, run
@@ -415,8 +422,10 @@ def _engine_config(values: Mapping[str, Value]) -> EngineConfig:
 
 
 def _depth(depth: Value, most: Value) -> dict[str, Value]:
-    """Returns the fields for the depth. most: None if --max-depth is not given. Raises ConfigError if the
-    two exclude each other."""
+    """Returns the fields for the depth. most: None if --max-depth is not given. Raises ConfigError if it is
+    out of range, or if the two exclude each other."""
+    if isinstance(most, int) and not 0 <= most <= MAX_DEPTH:
+        raise ConfigError(f"--max-depth is {most}, it must be 0 to {MAX_DEPTH}")
     if depth == "auto":
         return {"depth": options.DEFAULT_MAX_DEPTH if most is None else most, "chooses_depth": True}
     if isinstance(depth, int) and isinstance(most, int) and depth > most:

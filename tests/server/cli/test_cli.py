@@ -171,6 +171,9 @@ def test_a_number_fixes_the_depth(served: list[Served], flags: str, depth: int, 
 def test_a_depth_above_the_most_is_refused(served: list[Served], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--depth", "3", "--max-depth", "2"]) != 0
     assert "--depth is 3, it must be auto or at most --max-depth, which is 2" in capsys.readouterr().err
+    for most in (-1, 9):
+        assert cli.main(["serve", "--depth", "0", f"--max-depth={most}"]) != 0
+        assert f"--max-depth is {most}, it must be 0 to 8" in capsys.readouterr().err
     assert not served
 
 
