@@ -32,6 +32,7 @@ def write_head(folder: Path, target: Target, head: Head) -> None:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from None
+    file.chmod(0o644)  # safetensors lets only the owner read it
     content = {**head_config(target.spec, len(ids)), "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 

@@ -339,6 +339,7 @@ def test_a_head_is_trained_from_prompts_to_a_card_and_drafts_what_the_model_says
     untrained.mkdir()
     target = load_target(model, device="cpu", dtype="float32")
     write_head(untrained, target, Trainer(target, greedy, SETTINGS).head)
+    assert (untrained / "model.safetensors").stat().st_mode & 0o777 == 0o644, "a server may be another user"
     before = measured_acceptance(model, untrained, prompts[:4], device="cpu", dtype="float32")
     assert main(arguments) == 0
     assert (out / "README.md").read_text() in capsys.readouterr().out
