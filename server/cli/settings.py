@@ -40,8 +40,13 @@ class Settings:
         flags: list[str] = []
         for option in options:
             typed = getattr(self.typed, option.key, None)
-            for text in typed if isinstance(typed, list) else [] if typed is None else [typed]:
-                flags += [f"--{option.flag}", text][: 1 if option.parse is parse_switch else 2]
+            if typed is None:
+                continue
+            if option.parse is parse_switch:
+                flags.append(f"--{option.flag}")
+            else:
+                for text in typed if isinstance(typed, list) else [typed]:
+                    flags += [f"--{option.flag}", text]
         return flags
 
     def name_the_source(self, error: ConfigError, options: Iterable[Option]) -> ConfigError:

@@ -178,9 +178,8 @@ class EngineProcess:
             self._ticks, self._ticks_seconds = ticks, now
         most_idle = 1 + IDLE_SHARE * TICKS_PER_SECOND * (now - self._ticks_seconds)
         is_busy = ticks is None or self._ticks is None or abs(ticks - self._ticks) > most_idle
-        if (
-            is_busy and not self._is_halted()
-        ):  # a process of the session may compute while it waits for a stopped one
+        # A process of the session may compute while it waits for a stopped one.
+        if is_busy and not self._is_halted():
             self._sign_seconds = now
 
     def _why_stuck(self) -> str | None:
@@ -188,12 +187,14 @@ class EngineProcess:
         now, patience = time.monotonic(), self._patience
         num_silent, num_unheard = now - self._sign_seconds, now - self._heard_seconds
         is_serving = self.heartbeat.phase == "serve"
-        if num_silent > patience.serve_seconds and (is_serving or self._is_halted()):
-            state = (
-                "a process of it is stopped (SIGSTOP?)"
-                if self._is_halted()
-                else "its process used next to no processor time"
+        is_silent = num_silent > patience.serve_seconds
+        is_halted = is_silent and self._is_halted()
+        if is_halted or (is_silent and is_serving):
+            halted, idle = (
+                "a process of it is stopped (SIGSTOP?)",
+                "its process used next to no processor time",
             )
+            state = halted if is_halted else idle
             return (
                 f"the engine gave no sign of life for {patience.serve_seconds:g} s (--engine-timeout) and {state}; "
                 "it is being replaced"
