@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 from headway_testing.checkpoints import constructed_mimo
-from headway_testing.hybrid import constructed_hybrid
+from headway_testing.hybrid import EXPERTS, constructed_hybrid
 from headway_testing.local import Late, LocalEngine
 from headway_testing.poison import PoisoningRunner
 
@@ -36,22 +36,6 @@ from headway.engine.state.specs import RowSpec
 
 # Text of this model hardly ever repeats itself, so that n-grams need more rounds to be watched as often.
 ROUNDS, LONG_ROUNDS, GPU_ROUNDS = {"mtp": 200, "ngram": 300}, 2000, 10_000
-# Delta nets and experts with the sizes of Qwen3.5-35B-A3B's heads, but of few layers and experts.
-EXPERTS = {
-    "architecture": "Qwen3_5MoeForCausalLM",
-    "hidden_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 128,
-    "shared_expert_intermediate_size": 128,
-}
 NOISE = 0.06  # of the constructed models, whose drafts are sometimes wrong
 GUARD_BLOCKS = 3
 GUARD = 12345.0

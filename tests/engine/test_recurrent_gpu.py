@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from headway_testing.exactness import Case, generate_with
-from headway_testing.hybrid import HybridOracle, constructed_hybrid
+from headway_testing.hybrid import EXPERTS, REAL, HybridOracle, constructed_hybrid
 from headway_testing.local import LateRunner, LocalEngine
 from headway_testing.poison import PoisoningRunner
 
@@ -21,25 +21,7 @@ from headway.engine.protocol.sampling_params import FinishReason, SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-# Sizes as the published ones have them, in four layers, and tiny ones that fill no tile.
-REAL = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-}
-EXPERTS = REAL | {
-    "architecture": "Qwen3_5MoeForCausalLM",
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 128,
-    "shared_expert_intermediate_size": 128,
-}
+# Tiny sizes fill no tile.
 MODELS = {
     "tiny-float32": ({}, "float32"),
     "tiny-bfloat16": ({}, "bfloat16"),

@@ -3,7 +3,6 @@ configuration, and loses an ingress, while streams go on."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ import yaml
 from headway_testing.daemon import Server, start_server, stop_server
 from headway_testing.fleets import (
     LASTING,
+    NEEDS_RAY,
     Fleet,
     command_of,
     completion,
@@ -35,9 +35,7 @@ from headway_testing.ports import free_port
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
-    ),
+    NEEDS_RAY,
 ]
 SERVE = {"threads": 1, "depth": 3, "kv-cache-memory": "256MiB"}
 FLAGS = [text for name, value in SERVE.items() for text in (f"--{name}", str(value))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ import yaml
 from headway_testing.daemon import KV_CACHE, Server, headway_command, start_server, stop_server
 from headway_testing.fleets import (
     LASTING,
+    NEEDS_RAY,
     Fleet,
     command_of,
     completion,
@@ -47,9 +47,7 @@ from headway_testing.prometheus import (
 
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
-    ),
+    NEEDS_RAY,
 ]
 FLAGS = ("--threads", "1", "--depth", "3", *KV_CACHE)
 NUM_REPLICAS = 2

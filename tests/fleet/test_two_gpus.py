@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from threading import Semaphore
 import pytest
 from headway_testing.daemon import headway_command, running_server
 from headway_testing.fleets import (
+    NEEDS_RAY,
     completion,
     end,
     load_of,
@@ -24,9 +24,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.fleet,
     pytest.mark.timeout(500),
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
-    ),
+    NEEDS_RAY,
 ]
 NUM_STREAMS = 32
 FLAGS = ("--depth", "0", "--kv-cache-memory", "1GiB")

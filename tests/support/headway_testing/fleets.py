@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -14,9 +15,13 @@ from threading import Semaphore
 from typing import Any
 
 import httpx
+import pytest
 
 from headway_testing.daemon import START_SECONDS
 
+NEEDS_RAY = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: make test-fleet"
+)
 QUIET = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 LASTING = {"max_tokens": 200, "ignore_eos": True}
 

@@ -32,6 +32,25 @@ from headway_testing.checkpoints import TINY, random_cycle
 from headway_testing.families import CLASSES, OWN
 from headway_testing.oracle import OFFSET_NORMS, randomise
 
+# Sizes as the published ones have them, in four layers, for kernels on a GPU.
+REAL = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+EXPERTS = REAL | {
+    "architecture": "Qwen3_5MoeForCausalLM",
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+}
 VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "num_position_embeddings": 16,
 }  # fmt: skip
