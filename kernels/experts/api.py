@@ -31,12 +31,13 @@ def expert_results(
     token's results are the same to the last bit among any other tokens. `sum_experts` and `add_rms_norm` add
     them.
     """
-    blocks = arrange_pairs(choice.ids, weights.gate_up.shape[0]) if takes_triton(x) else None
+    is_cpu = not takes_triton(x)
+    blocks = None if is_cpu else arrange_pairs(choice.ids, weights.gate_up.shape[0])
 
     def product(
         x: torch.Tensor, weight: ExpertMatrix | IntegerCpuExperts, gate: GateActivation | None
     ) -> torch.Tensor:
-        if isinstance(weight, IntegerCpuExperts) or blocks is None:
+        if isinstance(weight, IntegerCpuExperts) or is_cpu:
             return cpu_experts(x, weight, choice.ids, gate=gate)
         return expert_linear(x, weight, choice.ids, gate=gate, blocks=blocks)
 
