@@ -22,6 +22,10 @@ DEFAULT_CHUNK = 512
 MAX_MIXED_TOKENS, MIXED_SHARE, MIXED_STEP = 384, 2, 128
 # With more cached keys the chunks need the split-KV kernel, which a mixed pass does not launch for prompts.
 MAX_MIXED_KEYS = 8192
+# A prompt that arrived so long ago is computed in passes of its own. They delay streams more, but compute
+# several times as many prompt tokens a second: otherwise, while few streams run, long prompts would keep all
+# others waiting.
+PATIENCE_SECONDS = 1.0
 # Prompts are a burst if at least so many wait, and so many for each row of the round.
 LEAST_BURST, BURST_SHARE = 8, 0.25
 # One of so many gaps between the tokens of streams may be long, which leaves the 99th percentile as it is.
@@ -38,14 +42,15 @@ class Load(NamedTuple):
 
     num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist
     for rounds of its kind: no row adjusts its logits or returns log-probabilities. num_keys: cached tokens of
-    the prompt that is computed first. num_rows: of the round. num_waiting: prompts that are not computed
-    yet, as far as there are rows for them. most_long_gaps,
-    num_long_gaps: of one stream and of all, see `long_gaps_after`.
+    the prompt that is computed first. seconds: since it arrived. num_rows: of the round. num_waiting: prompts
+    that are not computed yet, as far as there are rows for them. most_long_gaps, num_long_gaps: of one stream
+    and of all, see `long_gaps_after`.
     """
 
     num_tokens: int
     is_common: bool
     num_keys: int
+    seconds: float
     num_rows: int
     num_waiting: int
     most_long_gaps: float
@@ -71,6 +76,7 @@ class PrefillPolicy:
     larger                                        `mixed_with`, at most  the round's
                                                   `mixed`
     larger, more than `max_mixed_keys`            `separate`             their own, before the round
+    larger, more than `PATIENCE_SECONDS`          `separate`             their own, before the round
     ============================================  =====================  =============================
 
     mixed_above_tokens: None where no round shares its pass. A burst has no other passes where `idle` is not
@@ -122,7 +128,8 @@ class PrefillPolicy:
         )
 
     def _usual(self, load: Load) -> int:
-        if load.num_keys > self.max_mixed_keys or not self._mixes_with(load):
+        is_late = load.num_keys > self.max_mixed_keys or load.seconds > PATIENCE_SECONDS
+        if is_late or not self._mixes_with(load):
             return self.separate
         return self.mixed_with(load.num_tokens)
 

@@ -333,6 +333,7 @@ class Scheduler:
             len(decoding) * (depth + 1),
             state.is_plain(),
             num_keys=prefilling[0].num_computed if prefilling else 0,
+            seconds=state.clock() - prefilling[0].arrival_seconds if prefilling else 0.0,
             num_rows=len(decoding),
             num_waiting=len(prefilling) + min(len(state.waiting), state.rows.num_free),
             most_long_gaps=max((request.num_long_gaps for request in decoding), default=0.0),

@@ -23,9 +23,14 @@ LONG_SECONDS = 0.05
 
 
 def load(
-    *, num_rows: int = 32, num_waiting: int = LEAST_BURST, most: float = 0.0, all_of_them: float = 0.0
+    *,
+    num_rows: int = 32,
+    num_waiting: int = LEAST_BURST,
+    most: float = 0.0,
+    all_of_them: float = 0.0,
+    seconds: float = 0.0,
 ) -> Load:
-    return Load(num_rows, True, 0, num_rows, num_waiting, most, all_of_them)
+    return Load(num_rows, True, 0, seconds, num_rows, num_waiting, most, all_of_them)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +97,22 @@ def test_prompts_that_come_one_by_one_get_no_long_pass() -> None:
     assert all(plan.is_mixed for plan in server.plans[100:-300] if plan.prefill)
 
 
+@pytest.mark.parametrize(("num_streams", "prompt_len"), [(16, 8192), (64, 4096)])
+def test_long_prompts_do_not_keep_others_waiting_for_the_sake_of_few_streams(
+    num_streams: int, prompt_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, patient = (SimulatedServer(3, max_depth=3, prompt_len=prompt_len) for _ in range(2))
+    server.closed_loop(num_streams, 3 * num_streams)
+    monkeypatch.setattr(prefill_policy, "PATIENCE_SECONDS", 1e9)
+    patient.closed_loop(num_streams, 3 * num_streams)
+    first, late = (
+        percentile([stream.first_seconds for stream in some.streams], 50) for some in (server, patient)
+    )
+    assert first < 0.7 * late
+    assert server.tokens_per_second > 1.15 * patient.tokens_per_second
+    assert percentile(gaps_of(server.streams), 99) < LONG_SECONDS
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -102,6 +123,8 @@ def test_prompts_that_come_one_by_one_get_no_long_pass() -> None:
         ({"most": 2.0, "all_of_them": 31.9}, 8192),
         ({"all_of_them": 32.0}, 128),
         ({"most": 2.01}, 128),
+        ({"most": 2.01, "seconds": 1.01}, 1024),
+        ({"num_waiting": 1, "seconds": 1.01}, 1024),
     ],
     ids=str,
 )
