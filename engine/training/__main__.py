@@ -56,6 +56,7 @@ MEASURED_CACHE_BYTES = 1 << 30
 # The backends without cuDNN, whose gradients may differ from run to run.
 DETERMINISTIC_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LOGGED_EVERY = 100  # steps, where no progress bar is shown
+SAVED_EVERY_SECONDS = 60.0  # a checkpoint, which a run that is killed leaves behind
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -242,8 +243,13 @@ def _trained(
     num_steps = trainer.num_steps
     with _progress(console) as bar:
         task = bar.add_task("training", total=num_steps, completed=trainer.step)
+        saved = time.monotonic()
 
         def tell(step: int, found: Scores) -> None:
+            nonlocal saved
+            if time.monotonic() - saved >= SAVED_EVERY_SECONDS:
+                trainer.save(given.out)
+                saved = time.monotonic()
             shown = " ".join(f"{loss:.3f}" for loss in found.losses.tolist())
             agreed = " ".join(f"{share:.2f}" for share in found.agreement.tolist())
             bar.update(task, completed=step, description=f"loss {shown}, agreement {agreed}")

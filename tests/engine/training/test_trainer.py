@@ -144,6 +144,18 @@ def interrupted(function: Callable[..., Scores]) -> Callable[..., Scores]:
     return run
 
 
+def killed_after(count: int, function: Callable[..., Scores]) -> Callable[..., Scores]:
+    """The function, which works for that number of calls."""
+    left = iter(range(count))
+
+    def run(*arguments: Any) -> Scores:
+        if next(left, None) is None:
+            raise RuntimeError("killed")
+        return function(*arguments)
+
+    return run
+
+
 def test_answers_that_are_finished_outlive_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +347,12 @@ def test_a_head_is_trained_from_prompts_to_a_card_and_drafts_what_the_model_says
         patch.setattr(Trainer, "_learn", interrupted(Trainer._learn))
         assert main(arguments) == 130
     assert "stopped after step 1 of" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "SAVED_EVERY_SECONDS", 0.0)
+        patch.setattr(Trainer, "_learn", killed_after(14, Trainer._learn))
+        with pytest.raises(RuntimeError, match="killed"):
+            main(arguments)
+    assert torch.load(out / CHECKPOINT, weights_only=True)["step"] == 10
     untrained = tmp_path / "untrained"
     untrained.mkdir()
     target = load_target(model, device="cpu", dtype="float32")
