@@ -34,11 +34,14 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 def model_folder(source: ModelSource, *, may_download: bool = True) -> Path:
     """Returns the model's folder, which it downloads if necessary and allowed. Raises ModelError."""
-    if source.name is None:
-        return Path(str(files(EMBEDDED)))
-    path = _path(source.name)
+    path = Path(str(files(EMBEDDED))) if source.name is None else _path(source.name)
     if is_folder(path):
+        if source.revision is not None:
+            raise ModelError(
+                f"--revision is {source.revision}, but {path} is a folder and no repository of the Hub; leave --revision out"
+            )
         return path
+    assert source.name is not None, "the embedded model is a folder"
     if not _REPOSITORY.fullmatch(source.name):
         raise ModelError(
             f"{without_credentials(source.name)} is neither a folder nor the ORG/NAME of a Hub repository; "

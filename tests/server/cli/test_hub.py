@@ -221,6 +221,12 @@ def test_a_folder_is_served_as_it_is_under_its_own_name(tmp_path: Path) -> None:
     assert model_name(ModelSource("ORG/NAME")) == "ORG/NAME"
 
 
+@pytest.mark.parametrize("name", [".", None])
+def test_a_revision_of_a_folder_is_refused(name: str | None) -> None:
+    with pytest.raises(ModelError, match=r"--revision is v1, but \S+ is a folder .*; leave --revision out"):
+        model_folder(ModelSource(name, "v1"))
+
+
 def test_the_name_of_a_working_directory_that_is_not_utf8_can_be_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
