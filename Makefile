@@ -79,7 +79,7 @@ test-exact-http: $(VENV)/.ready-test
 # A fleet on Ray Serve, on the CPU: its answers beside a single server's, and kills of all that it is made of. Ten kills of each:
 # make test-fleet TEST_ARGS="-m 'fleet and long'"
 test-fleet: $(VENV)/.ready-fleet
-	$(BIN)/pytest -q -m 'fleet and not long' $(TEST_ARGS) tests/fleet
+	$(BIN)/pytest -q -m 'fleet and not (long or gpu)' $(TEST_ARGS) tests/fleet
 
 # The clients that people use, in versions of their own, against running servers. In an environment of their own, for
 # they and the project want different versions of the same packages.

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -22,6 +23,9 @@ sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != _ROOT]
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# What a shell starts in the background ignores Ctrl-C, and so does all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
