@@ -22,9 +22,9 @@ DEFAULT_CHUNK = 512
 MAX_MIXED_TOKENS, MIXED_SHARE, MIXED_STEP = 384, 2, 128
 # With more cached keys the chunks need the split-KV kernel, which a mixed pass does not launch for prompts.
 MAX_MIXED_KEYS = 8192
-# A prompt that arrived so long ago is computed in passes of its own. They delay streams more, but compute
-# several times as many prompt tokens a second: otherwise, while few streams run, long prompts would keep all
-# others waiting.
+# Once prompts have filled every step for so long beside few streams, with at most MIXED_STEP tokens, they get
+# passes of their own. These delay the streams more, but compute several times as many prompt tokens a second:
+# otherwise long prompts would keep all others waiting for the sake of few.
 PATIENCE_SECONDS = 1.0
 # Prompts are a burst if at least so many wait, and so many for each row of the round.
 LEAST_BURST, BURST_SHARE = 8, 0.25
@@ -42,15 +42,15 @@ class Load(NamedTuple):
 
     num_tokens: of all windows, rows * (depth + 1); 0 without a round. is_common: whether mixed passes exist
     for rounds of its kind: no row adjusts its logits or returns log-probabilities. num_keys: cached tokens of
-    the prompt that is computed first. seconds: since it arrived. num_rows: of the round. num_waiting: prompts
-    that are not computed yet, as far as there are rows for them. most_long_gaps, num_long_gaps: of one stream
-    and of all, see `long_gaps_after`.
+    the prompt that is computed first. seconds_full: for which prompts have filled every step. num_rows: of
+    the round. num_waiting: prompts that are not computed yet, as far as there are rows for them.
+    most_long_gaps, num_long_gaps: of one stream and of all, see `long_gaps_after`.
     """
 
     num_tokens: int
     is_common: bool
     num_keys: int
-    seconds: float
+    seconds_full: float
     num_rows: int
     num_waiting: int
     most_long_gaps: float
@@ -76,7 +76,7 @@ class PrefillPolicy:
     larger                                        `mixed_with`, at most  the round's
                                                   `mixed`
     larger, more than `max_mixed_keys`            `separate`             their own, before the round
-    larger, more than `PATIENCE_SECONDS`          `separate`             their own, before the round
+    few more, full for `PATIENCE_SECONDS`         `separate`             their own, before the round
     ============================================  =====================  =============================
 
     mixed_above_tokens: None where no round shares its pass. A burst has no other passes where `idle` is not
@@ -128,10 +128,10 @@ class PrefillPolicy:
         )
 
     def _usual(self, load: Load) -> int:
-        is_late = load.num_keys > self.max_mixed_keys or load.seconds > PATIENCE_SECONDS
-        if is_late or not self._mixes_with(load):
+        if load.num_keys > self.max_mixed_keys or not self._mixes_with(load):
             return self.separate
-        return self.mixed_with(load.num_tokens)
+        mixed = self.mixed_with(load.num_tokens)
+        return self.separate if mixed == MIXED_STEP and load.seconds_full > PATIENCE_SECONDS else mixed
 
     def mixed_with(self, num_round_tokens: int) -> int:
         """Returns the most prompt tokens of a mixed pass with a round of this number of tokens."""

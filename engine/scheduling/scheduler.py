@@ -89,6 +89,8 @@ class Scheduler:
         self._drafter = drafter
         self._is_turn_of_round = False
         self._num_long_gaps = 0.0
+        # Since when prompts have filled every step, by the clock; None where the last one had room for more.
+        self._full_since: float | None = None
         self._step = 0
         self._num_taken_in = 0
         self.state = new_state(
@@ -333,7 +335,7 @@ class Scheduler:
             len(decoding) * (depth + 1),
             state.is_plain(),
             num_keys=prefilling[0].num_computed if prefilling else 0,
-            seconds=state.clock() - prefilling[0].arrival_seconds if prefilling else 0.0,
+            seconds_full=0.0 if self._full_since is None else state.clock() - self._full_since,
             num_rows=len(decoding),
             num_waiting=len(prefilling) + min(len(state.waiting), state.rows.num_free),
             most_long_gaps=max((request.num_long_gaps for request in decoding), default=0.0),
@@ -374,6 +376,10 @@ class Scheduler:
                 num_before = len(chunks)
                 self.state.contain(self._add_chunk, request, budget, chunks)
                 budget -= sum(len(chunk.token_ids) for chunk in chunks[num_before:])
+        if not prefilling or budget >= (self._prompt_grid or 1):
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = self.state.clock()
         return chunks
 
     def _add_chunk(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> None:

@@ -28,9 +28,9 @@ def load(
     num_waiting: int = LEAST_BURST,
     most: float = 0.0,
     all_of_them: float = 0.0,
-    seconds: float = 0.0,
+    seconds_full: float = 0.0,
 ) -> Load:
-    return Load(num_rows, True, 0, seconds, num_rows, num_waiting, most, all_of_them)
+    return Load(num_rows, True, 0, seconds_full, num_rows, num_waiting, most, all_of_them)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,22 @@ def test_long_prompts_do_not_keep_others_waiting_for_the_sake_of_few_streams(
     assert percentile(gaps_of(server.streams), 99) < LONG_SECONDS
 
 
+def test_passes_of_their_own_are_for_prompts_that_wait_for_others_not_for_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for prompt_len in (128, 512):
+        server, patient = (
+            SimulatedServer(0, max_depth=0, prompt_len=prompt_len, max_running=128) for _ in range(2)
+        )
+        server.closed_loop(256, 768)
+        with monkeypatch.context() as patch:
+            patch.setattr(prefill_policy, "PATIENCE_SECONDS", 1e9)
+            patient.closed_loop(256, 768)
+        assert server.tokens_per_second > 0.99 * patient.tokens_per_second
+        most, usual = (percentile(gaps_of(some.streams), 99) for some in (server, patient))
+        assert most < 1.1 * usual
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -123,8 +139,10 @@ def test_long_prompts_do_not_keep_others_waiting_for_the_sake_of_few_streams(
         ({"most": 2.0, "all_of_them": 31.9}, 8192),
         ({"all_of_them": 32.0}, 128),
         ({"most": 2.01}, 128),
-        ({"most": 2.01, "seconds": 1.01}, 1024),
-        ({"num_waiting": 1, "seconds": 1.01}, 1024),
+        ({"most": 2.01, "seconds_full": 1.01}, 1024),
+        ({"num_waiting": 1, "seconds_full": 1.01}, 1024),
+        ({"num_waiting": 1, "seconds_full": 1.0}, 128),
+        ({"num_waiting": 1, "seconds_full": 1.01, "num_rows": 65}, 256),
     ],
     ids=str,
 )

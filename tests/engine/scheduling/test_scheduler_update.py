@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain, repeat
-
 import pytest
 from headway_testing.scheduling import ScheduledDevice, oracle
 
@@ -345,7 +343,7 @@ def test_a_continuation_finds_the_output_of_the_request_before_it() -> None:
 
 
 def test_the_first_event_tells_how_long_the_request_queued() -> None:
-    times = chain([10.0], repeat(12.5))
+    times = iter([10.0, 12.5])
     device = ScheduledDevice(depth=0)
     device.scheduler.state.clock = lambda: next(times)
     device.add([1, 2, 3], max_tokens=3)
