@@ -76,7 +76,7 @@ class PrefillPolicy:
     larger                                        `mixed_with`, at most  the round's
                                                   `mixed`
     larger, more than `max_mixed_keys`            `separate`             their own, before the round
-    few more, full for `PATIENCE_SECONDS`         `separate`             their own, before the round
+    up to 64 tokens, full `PATIENCE_SECONDS`      `separate`             their own, before the round
     ============================================  =====================  =============================
 
     mixed_above_tokens: None where no round shares its pass. A burst has no other passes where `idle` is not
